@@ -1,0 +1,334 @@
+"""Frozen, metadata-only records passed between stages. No tensors, no clients, no behaviour beyond digests and files.
+
+Every record serialises to JSON; `digest` is the sha256 of its canonical JSON, so a record can be checked later
+wherever it turns up. Records refer to large things (datasets, checkpoints) by path and content digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from components.errors import ConfigError
+
+FINGERPRINT_FILE = "target_fingerprint.json"
+"""Name of the file inside a drafter checkpoint that binds it to one target."""
+
+
+def write_atomic(path: Path, data: bytes | str) -> Path:
+    """Write `data` to `path` through a temporary file, fsync and rename, so no reader sees half a file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    payload = data.encode() if isinstance(data, str) else data
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line to an append-only log and fsync it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(line.rstrip("\n") + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def digest_json(value: object) -> str:
+    """sha256 (hex) of the canonical JSON of `value`: sorted keys, no spaces."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """sha256 (hex) of a file's bytes."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def now_utc() -> datetime:
+    """Current time, UTC."""
+    return datetime.now(UTC)
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of the record's canonical JSON."""
+        return digest_json(self.model_dump(mode="json"))
+
+    def write(self, path: Path) -> Path:
+        """Write the record as indented JSON, atomically."""
+        return write_atomic(path, self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a record written by `write`.
+
+        Raises:
+            ConfigError: the file is missing or does not hold this record.
+        """
+        try:
+            return cls.model_validate_json(Path(path).read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"{cls.__name__} file is missing", got=path) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(
+                f"{path} is not a {cls.__name__}", got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            ) from None
+
+
+class TargetFingerprint(Record):
+    """What makes two targets the same for a drafter; each part is a sha256 (hex)."""
+
+    weights: str = Field(description="over every tensor's name, dtype, shape and bytes, and the architecture config")
+    quantization: str = Field(description="over the quantization config, or of the word 'none'")
+    tokenizer: str = Field(description="over vocabulary, merges, special tokens and chat template")
+    serving: str = Field(description="over engine settings that change numerics or limits (dtype, KV dtype, length)")
+
+
+class ChangeKind(StrEnum):
+    """Which part of a target changed, most severe first."""
+
+    TOKENIZER = "tokenizer"
+    WEIGHTS = "weights"
+    QUANTIZATION = "quantization"
+    SERVING = "serving"
+    NONE = "none"
+
+
+class ChangeAction(StrEnum):
+    """What the policy asks for before anything was measured."""
+
+    NOTHING = "nothing"
+    REMEASURE = "remeasure"
+    RETRAIN = "retrain"
+
+
+class TargetChange(Record):
+    """A classified difference between the target a release is bound to and the target found now."""
+
+    old: TargetFingerprint | None
+    new: TargetFingerprint
+    kinds: tuple[ChangeKind, ...]
+    action: ChangeAction
+    reason: str
+
+
+class TargetRef(Record):
+    """A target on disk, with its content identity."""
+
+    name: str = Field(description="short name; the registered model is '<name>-drafter'")
+    path: str = Field(description="folder with config.json, safetensors and tokenizer")
+    source: str = Field(description="where it came from: package, Hub id with revision, or folder")
+    fingerprint: TargetFingerprint
+    quantization: str = Field(description="readable: 'none', 'compressed-tensors int-quantized W8A8', ...")
+
+
+class DatasetRef(Record):
+    """A curated dataset on disk: Arrow shards and a manifest, bound to the target that wrote the answers."""
+
+    path: str
+    digest: str = Field(description="over the content of all shards, independent of paths and times")
+    fingerprint: TargetFingerprint
+    num_conversations: dict[str, int] = Field(description="by split: train, validation")
+    num_tokens: dict[str, int]
+    num_loss_tokens: dict[str, int]
+    funnel: dict[str, int] = Field(description="rows left after each curation step, in order")
+    docs_path: str = Field(description="index.html of the Great Expectations Data Docs")
+
+
+class StreamReport(Record):
+    """What the hidden-state stream did during one training run."""
+
+    num_samples: int
+    num_tokens: int
+    bytes_streamed: int
+    budget_bytes: int
+    peak_bytes_held: int = Field(description="largest store content plus reader buffers seen at once")
+    bytes_on_disk: int = Field(description="hidden-state bytes written to disk: measured, expected 0")
+    keys_left: int = Field(description="keys of this run left in the store at the end")
+    num_retried: int
+    num_quarantined: int
+    quarantine_reasons: dict[str, int]
+    trainer_wait_share: float = Field(description="share of trainer wall time spent waiting for states, 0 to 1")
+    tokens_per_s: float
+    duration_s: float
+
+
+class CheckpointRef(Record):
+    """A drafter checkpoint that vLLM loads as it stands, bound to a target by `target_fingerprint.json`."""
+
+    path: str
+    digest: str = Field(description="over config.json and the weight files")
+    algorithm: str = Field(description="dspark, dflash or eagle3")
+    fingerprint: TargetFingerprint
+    dataset_digest: str | None = None
+    parent_digest: str | None = Field(default=None, description="checkpoint it was warm-started or re-bound from")
+    step: int = 0
+    num_trained_tokens: int = 0
+    num_draft_tokens: int = Field(description="K, draft tokens proposed per target step")
+    expected_acceptance_length: float | None = Field(
+        default=None, description="teacher-forced on the validation split, bonus token included"
+    )
+
+
+class PromptMeasurement(Record):
+    """One request, as the engine itself reported it."""
+
+    prompt_id: str
+    slice: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_steps: int = Field(description="speculative target steps; 0 with no drafter")
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_by_position: tuple[int, ...] = Field(description="accepted drafts at positions 1..K")
+    latency_s: float
+    output_digest: str = Field(description="sha256 of the generated text")
+
+
+class SpeedPoint(Record):
+    """Throughput and latency of one arm at one concurrency."""
+
+    concurrency: int
+    num_requests: int
+    output_tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+
+
+class ArmReport(Record):
+    """One arm (candidate, champion, untrained or no_draft) over the same prompts."""
+
+    arm: str
+    checkpoint_digest: str | None
+    acceptance_length: float = Field(description="(accepted + steps) / steps; 1.0 with no drafter")
+    acceptance_interval: tuple[float, float] | None = Field(default=None, description="95 % bootstrap interval")
+    acceptance_by_slice: dict[str, float]
+    acceptance_by_position: tuple[float, ...] = Field(description="share of steps whose draft position k was accepted")
+    draft_coverage: float = Field(description="(steps + accepted) / output tokens, 0 to 1")
+    prompts: tuple[PromptMeasurement, ...]
+    speed: tuple[SpeedPoint, ...]
+    engine_counters: dict[str, float] = Field(description="vllm:spec_decode_* deltas over the measurement")
+
+
+class AcceptanceReport(Record):
+    """Served measurement of all arms on one target, paired over the same prompts."""
+
+    target: TargetRef
+    temperature: float
+    max_tokens: int
+    prompt_digest: str
+    arms: dict[str, ArmReport]
+    num_equal_outputs: int = Field(description="prompts whose candidate output equals no_draft's at temperature 0")
+    num_compared_outputs: int
+    engine_version: str
+    created_at: datetime
+
+
+class Verdict(StrEnum):
+    """Outcome of a gate or one of its rules."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+class RuleResult(Record):
+    """One gate rule with the numbers it used."""
+
+    rule: str
+    verdict: Verdict
+    value: float | None
+    threshold: float | None
+    detail: str
+
+
+class GateDecision(Record):
+    """The gate's written decision: every input by digest, every rule, every number, one verdict."""
+
+    candidate_digest: str
+    champion_digest: str | None
+    target_fingerprint: TargetFingerprint
+    report_digest: str
+    rules: tuple[RuleResult, ...]
+    verdict: Verdict
+    speculative_schedule: tuple[tuple[int, int, int], ...] = Field(
+        default=(), description="[from, to, K] by requests in flight; vLLM's num_speculative_tokens_per_batch_size"
+    )
+    created_at: datetime
+
+
+class Release(Record):
+    """One registered version of a drafter, as it may be served."""
+
+    model_name: str
+    version: int
+    checkpoint: CheckpointRef
+    target: TargetRef
+    gate_digest: str
+    run_id: str
+    speculative_schedule: tuple[tuple[int, int, int], ...] = ()
+    acceptance_length: float | None = Field(default=None, description="as the gate measured it on `target`")
+
+
+class CanaryStep(Record):
+    """One step of a rollout: a traffic share, what each arm did, and the judge's word."""
+
+    weight_percent: int = Field(description="share of requests sent to the candidate")
+    started_at: datetime
+    duration_s: float
+    num_requests: dict[str, int] = Field(description="by arm: candidate, baseline")
+    num_errors: dict[str, int]
+    acceptance_length: float | None = Field(description="of the candidate arm during the step")
+    draft_coverage: float | None
+    latency_p50_s: dict[str, float | None]
+    latency_p95_s: dict[str, float | None]
+    healthy: bool
+    reason: str
+
+
+class CanaryReport(Record):
+    """A finished rollout."""
+
+    candidate_digest: str
+    baseline: str = Field(description="'champion' or 'no_draft'")
+    steps: tuple[CanaryStep, ...]
+    promoted: bool
+    rolled_back_to: str | None = Field(default=None, description="'champion' or 'no_draft' when not promoted")
+    reason: str
+    created_at: datetime
+
+
+class StageTiming(Record):
+    """Wall time of one stage of the loop."""
+
+    stage: str
+    started_at: datetime
+    duration_s: float
+    num_tokens: int | None = None

@@ -1,0 +1,350 @@
+"""pydantic models of `configs/*.yaml`: the recipe of a target, and what the services need.
+
+Each component owns one small section; functions take their own section, never the whole recipe.
+Unknown keys are errors. A recipe may carry `budgets`: named overlays merged over it (`make demo BUDGET=full`).
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from components.errors import ConfigError
+
+CONFIGS_DIR = Path(__file__).resolve().parent.parent / "configs"
+
+
+class Settings(BaseModel):
+    """Base of all settings: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+class TargetSettings(Settings):
+    """Where the target's weights come from."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="short name; the model is '<name>-drafter'")
+    source: Literal["package", "huggingface", "local"]
+    package: str | None = Field(default=None, description="distribution that ships a GGUF file (source: package)")
+    package_version: str | None = None
+    package_file: str | None = Field(default=None, description="path of the GGUF file inside the distribution")
+    sha256: str | None = Field(default=None, description="of the GGUF file, 64 hex digits")
+    repo_id: str | None = Field(default=None, description="Hugging Face id (source: huggingface)")
+    revision: str | None = Field(default=None, description="commit or tag; a moving branch is allowed but warned of")
+    path: str | None = Field(default=None, description="local folder with safetensors (source: local)")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        needs = {
+            "package": ("package", "package_version", "package_file", "sha256"),
+            "huggingface": ("repo_id",),
+            "local": ("path",),
+        }[self.source]
+        missing = [name for name in needs if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"source '{self.source}' needs {', '.join(missing)}")
+        return self
+
+
+class EngineSettings(Settings):
+    """How vLLM is started. The fields that change numerics or limits enter the fingerprint's `serving` part."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["bfloat16", "float16", "float32", "auto"] = "bfloat16"
+    kv_cache_dtype: str = "auto"
+    max_model_len: int = Field(default=2048, ge=64, description="tokens")
+    max_num_seqs: int = Field(default=64, ge=1, description="requests in one batch")
+    max_num_batched_tokens: int = Field(default=4096, ge=64, description="tokens in one engine step")
+    kv_cache_gib: float = Field(default=1.0, gt=0, description="KV space of a CPU engine, GiB")
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    enforce_eager: bool = True
+    startup_timeout_s: float = Field(default=300, gt=0)
+    request_timeout_s: float = Field(default=300, gt=0)
+    extra_args: tuple[str, ...] = ()
+
+
+class SourceSettings(Settings):
+    """One source of conversations."""
+
+    name: str
+    kind: Literal["package", "huggingface", "file"] = "package"
+    repo_id: str | None = Field(default=None, description="Hugging Face dataset id (kind: huggingface)")
+    revision: str | None = None
+    split: str = "train"
+    path: str | None = Field(default=None, description="JSONL or Parquet file (kind: file)")
+    column: str = Field(default="messages", description="column with OpenAI messages, ShareGPT turns or a prompt")
+    weight: float = Field(default=1.0, gt=0, description="share of the mixture, relative")
+    max_rows: int | None = Field(default=None, ge=1)
+
+
+class CurationSettings(Settings):
+    """Conversations in, validated on-policy dataset out."""
+
+    sources: tuple[SourceSettings, ...] = Field(min_length=1)
+    num_conversations: int = Field(ge=8, description="conversations wanted after filters and dedup")
+    validation_share: float = Field(default=0.05, gt=0, lt=0.5)
+    min_prompt_chars: int = Field(default=8, ge=1)
+    max_prompt_tokens: int = Field(default=384, ge=8)
+    max_answer_tokens: int = Field(default=192, ge=8, description="per regenerated answer")
+    max_turns: int = Field(default=1, ge=1, description="user turns kept per conversation")
+    near_duplicate_threshold: float = Field(default=0.8, gt=0, lt=1, description="Jaccard of word shingles")
+    temperatures: tuple[float, ...] = Field(default=(0.0, 0.7), description="sampling mix of regeneration")
+    requests_in_flight: int = Field(default=32, ge=1)
+    min_mask_share: float = Field(default=0.05, ge=0, lt=1, description="least share of supervised tokens in a row")
+    seed: int = 0
+
+
+class StreamSettings(Settings):
+    """The hidden-state stream between the extraction engine and the trainer."""
+
+    aux_layer_ids: tuple[int, ...] = Field(min_length=1, description="residual stream after layer N, N >= 1")
+    budget_mib: int = Field(default=256, ge=16, description="bound on store content plus reader buffers, MiB")
+    requests_in_flight: int = Field(default=16, ge=1)
+    request_timeout_s: float = Field(default=120, gt=0)
+    max_retries: int = Field(default=3, ge=0)
+    max_quarantine_share: float = Field(default=0.02, ge=0, le=1, description="above this the run stops")
+    check_every: int = Field(default=16, ge=1, description="lm_head check on one sample in this many")
+    min_lm_head_agreement: float = Field(default=0.9, ge=0, le=1, description="target argmax against its own answer")
+    orphan_ttl_s: float = Field(default=600, gt=0)
+    protocol: Literal["tcp", "rdma"] = "tcp"
+    rdma_devices: str = ""
+
+
+class DrafterSettings(Settings):
+    """Shape of the drafter and where its weights start."""
+
+    algorithm: Literal["dspark", "dflash", "eagle3"] = "dspark"
+    num_layers: int = Field(default=2, ge=1)
+    block_size: int = Field(default=5, ge=2, description="anchor plus K = block_size - 1 draft tokens")
+    markov_rank: int = Field(default=128, ge=0, description="0 switches the Markov head off")
+    confidence_head: bool = True
+    draft_vocab_size: int | None = Field(default=None, ge=16, description="None: the target's own vocabulary")
+    min_vocab_coverage: float = Field(default=0.98, gt=0, le=1, description="of supervised tokens in the dataset")
+    start: Literal["plain", "target_layers"] = "plain"
+    start_layers: tuple[int, ...] = Field(default=(), description="target layers (from 0) copied into draft layers")
+    start_aux_slot: int = Field(default=-1, description="aux layer whose states the identity in fc passes on")
+    mask_token_id: int | None = Field(default=None, description="a real id of the vocabulary; None: chosen")
+
+
+class TrainingSettings(Settings):
+    """The training loop."""
+
+    preset: str = Field(default="custom", description="for the record: 'paper', 'demo', ...")
+    num_steps: int | None = Field(default=None, ge=1, description="None: epochs decide")
+    num_epochs: int = Field(default=1, ge=1)
+    max_trainer_s: float | None = Field(default=None, gt=0, description="stop cleanly after this wall time")
+    tokens_per_step: int = Field(default=768, ge=32)
+    anchors_per_step: int = Field(default=96, ge=1)
+    learning_rate: float = Field(default=6e-4, gt=0)
+    warmup_share: float = Field(default=0.04, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    loss: dict[str, float] = Field(default={"kl": 1.0}, description="weights of ce, kl, tv (tv is half-L1)")
+    loss_gamma: float = Field(default=4.0, gt=0, description="decay of position weights exp(-(k-1)/gamma)")
+    confidence_weight: float = Field(default=1.0, ge=0)
+    mixed_precision: Literal["no", "bf16"] = "bf16"
+    num_processes: int = Field(default=1, ge=1)
+    checkpoint_every_steps: int = Field(default=100, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    validate_every_steps: int = Field(default=100, ge=1)
+    log_every_steps: int = Field(default=10, ge=1)
+    seed: int = 0
+
+
+class EvaluationSettings(Settings):
+    """What is measured on vLLM as served."""
+
+    slices: dict[str, int] = Field(description="prompts per held-out slice: mt_bench, humaneval, gsm_symbolic, ...")
+    max_tokens: int = Field(default=96, ge=8)
+    temperature: float = Field(default=0.0, ge=0)
+    acceptance_concurrency: int = Field(default=4, ge=1, description="requests in flight while acceptance is measured")
+    speed_concurrency: tuple[int, ...] = (1, 4, 8)
+    speed_requests: int = Field(default=8, ge=1, description="requests per arm and concurrency")
+    speed_repeats: int = Field(default=3, ge=1, description="interleaved rounds; medians are reported")
+    num_untrained_prompts: int = Field(default=8, ge=0, description="prompts the untrained drafter is measured on")
+    bootstrap_samples: int = Field(default=2000, ge=100)
+    seed: int = 0
+
+
+class GateSettings(Settings):
+    """Rules a candidate must pass."""
+
+    min_acceptance_length: float = Field(default=1.2, ge=1)
+    non_inferiority_margin: float = Field(default=0.05, ge=0, description="relative, against the champion, per slice")
+    min_first_position_acceptance: float = Field(default=0.1, ge=0, le=1)
+    min_draft_coverage: float = Field(default=0.9, ge=0, le=1)
+    min_speedup: float | None = Field(default=None, gt=0, description="tok/s over no draft at concurrency 1")
+    min_equal_output_share: float = Field(default=0.9, ge=0, le=1, description="greedy outputs equal to no draft's")
+
+
+class CanarySettings(Settings):
+    """Traffic shares and the judge's limits."""
+
+    weights_percent: tuple[int, ...] = (1, 5, 25, 50, 100)
+    step_s: float = Field(default=15, gt=0, description="least duration of a step")
+    max_step_s: float = Field(default=120, gt=0, description="a step without enough requests by then is undecided")
+    min_requests: int = Field(default=1, ge=1, description="requests the candidate must answer in a step")
+    requests_in_flight: int = Field(default=4, ge=1, description="of the replayed traffic")
+    max_tokens: int = Field(default=48, ge=1)
+    max_error_share: float = Field(default=0.02, ge=0, le=1)
+    min_acceptance_share: float = Field(default=0.8, gt=0, le=1, description="of the gate's acceptance length")
+    max_latency_ratio: float = Field(default=3.0, gt=0, description="candidate p95 over baseline p95, same step")
+    min_requests_for_statistics: int = Field(default=20, ge=2, description="below this only errors are judged")
+
+
+class WatchSettings(Settings):
+    """Where new versions of the target appear."""
+
+    path: str | None = Field(default=None, description="folder or symlink watched; None: the target's own source")
+    interval_s: float = Field(default=60, gt=0)
+    rebind_acceptance_share: float = Field(
+        default=0.97, gt=0, le=1, description="old drafter on new target against its own release: at or above re-bind"
+    )
+    retrain_num_conversations: int | None = Field(default=None, description="curation size of a retrain")
+
+
+class Recipe(Settings):
+    """Everything the loop needs to know about one target."""
+
+    name: str
+    target: TargetSettings
+    engine: EngineSettings = EngineSettings()
+    curation: CurationSettings
+    stream: StreamSettings
+    drafter: DrafterSettings = DrafterSettings()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationSettings
+    gate: GateSettings = GateSettings()
+    canary: CanarySettings = CanarySettings()
+    watch: WatchSettings = WatchSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        needed = self.curation.max_prompt_tokens + self.curation.max_answer_tokens
+        if needed > self.engine.max_model_len:
+            raise ValueError(
+                f"curation.max_prompt_tokens + max_answer_tokens = {needed} exceeds engine.max_model_len"
+                f" = {self.engine.max_model_len}"
+            )
+        if self.drafter.start == "target_layers" and len(self.drafter.start_layers) != self.drafter.num_layers:
+            raise ValueError("drafter.start_layers must name one target layer per draft layer (num_layers)")
+        return self
+
+
+class ServicesSettings(Settings):
+    """Ports and folders of the services that `make up` runs. Port 0 takes a free one at `up`."""
+
+    host: str = "127.0.0.1"
+    state_dir: str = Field(default=".dspark", description="databases, caches, logs, artifacts; relative to the repo")
+    prefect_port: int = 4200
+    mlflow_port: int = 5000
+    mooncake_rpc_port: int = 50051
+    mooncake_metrics_port: int = 9003
+    mooncake_segment_mib: int = Field(default=512, ge=64, description="store memory an extraction engine contributes")
+    haproxy_port: int = Field(default=8080, description="where clients send chat completions")
+    haproxy_stats_port: int = 8404
+    engine_port_base: int = Field(default=8100, description="engines take this port and the next ones, if free")
+    startup_timeout_s: float = Field(default=120, gt=0)
+
+
+def load_recipe(name_or_path: str | Path, *, budget: str | None = None) -> Recipe:
+    """Load `configs/<name>.yaml` (or a path) and merge the overlay `budgets.<budget>` over it.
+
+    Raises:
+        ConfigError: no such recipe or budget, not YAML, an unknown key (the nearest known key is named) or a bad value.
+    """
+    path = _recipe_path(name_or_path)
+    raw = _read_yaml(path)
+    budgets = raw.pop("budgets", {})
+    if budget is not None:
+        if budget not in budgets:
+            raise ConfigError(
+                f"{path.name} has no budget of that name", got=budget, expected=", ".join(budgets) or "none defined"
+            )
+        raw = _merge(raw, budgets[budget])
+    for overlay in budgets:  # a mistyped key in an unused overlay is an error today, not on the night it is used
+        _validate(Recipe, _merge(raw, budgets[overlay]), f"{path.name} (budget {overlay})")
+    return _validate(Recipe, raw, path.name)
+
+
+def load_services(path: str | Path | None = None) -> ServicesSettings:
+    """Load `configs/services.yaml` or the given file.
+
+    Raises:
+        ConfigError: as `load_recipe`.
+    """
+    path = Path(path) if path else CONFIGS_DIR / "services.yaml"
+    return _validate(ServicesSettings, _read_yaml(path), path.name)
+
+
+def _recipe_path(name_or_path: str | Path) -> Path:
+    path = Path(name_or_path)
+    if path.suffix not in {".yaml", ".yml"}:
+        path = CONFIGS_DIR / f"{name_or_path}.yaml"
+    if not path.is_file():
+        known = sorted(p.stem for p in CONFIGS_DIR.glob("*.yaml") if p.stem != "services")
+        raise ConfigError("no such recipe", got=name_or_path, expected=f"a YAML file or one of {', '.join(known)}")
+    return path
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError("settings file is missing", got=path) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path.name} is not valid YAML", got=str(error).replace("\n", " ")) from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path.name} must hold a mapping", got=type(raw).__name__)
+    return raw
+
+
+def _merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in overlay.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _validate(model: type[SettingsT], raw: dict[str, Any], where: str) -> SettingsT:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{where} is not valid", got=_explain(model, error)) from None
+
+
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        location = ".".join(str(part) for part in item["loc"]) or "recipe"
+        if item["type"] == "extra_forbidden":
+            near = get_close_matches(str(item["loc"][-1]), _known_keys(model, item["loc"][:-1]), n=1)
+            lines.append(f"unknown key {location}" + (f" (did you mean '{near[0]}'?)" if near else ""))
+        else:
+            lines.append(f"{location}: {item['msg']}")
+    return "; ".join(lines)
+
+
+def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    for part in location:
+        field = model.model_fields.get(str(part))
+        annotation = field.annotation if field else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return [key for section in SECTIONS for key in section.model_fields]
+        model = annotation
+    return list(model.model_fields)
+
+
+SECTIONS: tuple[type[Settings], ...] = (
+    TargetSettings, EngineSettings, SourceSettings, CurationSettings, StreamSettings, DrafterSettings,
+    TrainingSettings, EvaluationSettings, GateSettings, CanarySettings, WatchSettings,
+)  # fmt: skip
