@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +22,18 @@ from components.errors import ConfigError
 
 FINGERPRINT_FILE = "target_fingerprint.json"
 """Name of the file inside a drafter checkpoint that binds it to one target."""
+
+Progress = Callable[[str, int, int], None]
+"""Called as progress(what, num_done, num_total) by anything longer than ten seconds, at least every 5 s."""
+
+
+def is_held_out(text: str) -> bool:
+    """Whether a conversation opening with `text` belongs to evaluation (one in twenty), never to training.
+
+    A hash of the content decides, so the answer is stable under row order and growth of the source.
+    """
+    normalised = " ".join(text.lower().split())
+    return int(hashlib.sha256(normalised.encode()).hexdigest()[:8], 16) % 20 == 0
 
 
 def write_atomic(path: Path, data: bytes | str) -> Path:
@@ -158,6 +171,26 @@ class DatasetRef(Record):
     num_loss_tokens: dict[str, int]
     funnel: dict[str, int] = Field(description="rows left after each curation step, in order")
     docs_path: str = Field(description="index.html of the Great Expectations Data Docs")
+
+
+class StoreEndpoint(Record):
+    """Where the Mooncake master is, and how its clients talk."""
+
+    master_address: str = Field(description="host:port of the master's RPC")
+    metrics_url: str = Field(description="http://host:port/metrics of the master")
+    local_hostname: str = Field(default="127.0.0.1", description="address other clients reach this process under")
+    protocol: str = "tcp"
+    rdma_devices: str = ""
+
+
+class ArmEndpoint(Record):
+    """One served arm: an engine and the drafter it serves, if any."""
+
+    arm: str = Field(description="candidate, champion, untrained, no_draft or baseline")
+    url: str = Field(description="base URL of the engine, without /v1")
+    model: str = Field(description="served model name")
+    checkpoint_digest: str | None = None
+    num_draft_tokens: int = Field(default=0, description="K; 0 with no drafter")
 
 
 class StreamReport(Record):
