@@ -18,7 +18,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from components.errors import ConfigError
+from components.errors import CheckpointError, ConfigError
 
 FINGERPRINT_FILE = "target_fingerprint.json"
 """Name of the file inside a drafter checkpoint that binds it to one target."""
@@ -74,6 +74,22 @@ def digest_file(path: Path) -> str:
     """sha256 (hex) of a file's bytes."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_checkpoint(path: Path) -> str:
+    """sha256 (hex) of a drafter checkpoint: over (relative name, sha256) of config.json, *.safetensors and the binding.
+
+    Logs, optimiser states and reports beside the weights do not count.
+
+    Raises:
+        CheckpointError: `path` holds no config.json, weights or fingerprint file.
+    """
+    root = Path(path)
+    files = [root / "config.json", root / FINGERPRINT_FILE, *sorted(root.glob("*.safetensors"))]
+    missing = [file.name for file in files[:2] if not file.is_file()] + ["*.safetensors"] * (len(files) == 2)
+    if missing:
+        raise CheckpointError(f"{root} is not a complete checkpoint", got=f"no {', '.join(missing)}")
+    return digest_json(sorted((file.relative_to(root).as_posix(), digest_file(file)) for file in files))
 
 
 def now_utc() -> datetime:
@@ -133,10 +149,11 @@ class ChangeKind(StrEnum):
 
 
 class ChangeAction(StrEnum):
-    """What the policy asks for before anything was measured."""
+    """What the policy asks for: before a measurement, and (REBIND or RETRAIN) after one."""
 
     NOTHING = "nothing"
     REMEASURE = "remeasure"
+    REBIND = "rebind"
     RETRAIN = "retrain"
 
 
