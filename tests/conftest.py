@@ -1,0 +1,14 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_target import make_tiny_target
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random Llama target (4 layers, hidden 64, vocabulary 512, ChatML); read-only by agreement."""
+    return make_tiny_target(tmp_path_factory.mktemp("targets") / "tiny")
