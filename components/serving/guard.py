@@ -1,0 +1,105 @@
+"""Runs one command and makes sure that nothing of it outlives its owner. Standard library only.
+
+    python -I guard.py OWNER_PID OWNER_START GRACE_S COMMAND...
+
+The guard leads a session of its own, adopts orphans of that session (Linux subreaper), and ends everything in it when
+the command ends, when it gets SIGTERM or SIGINT, or when the owner is gone, even by SIGKILL. PR_SET_PDEATHSIG on the
+engine alone would not do: it fires when the *thread* that started the child ends, and does not reach grandchildren.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.25
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot, or None when it is gone or a zombie."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def session_members(session_id: int) -> list[int]:
+    """Live processes of a session and all their descendants, wherever those have moved to, without the leader."""
+    stats = {pid: fields for pid in _all_pids() if (fields := _stat(pid)) is not None and fields[0] not in "ZX"}
+    members = {pid for pid, fields in stats.items() if int(fields[3]) == session_id}
+    members.add(session_id)
+    while True:
+        found = {pid for pid, fields in stats.items() if int(fields[1]) in members} - members
+        if not found:
+            break
+        members |= found
+    return sorted((members & stats.keys()) - {session_id})
+
+
+def kill_all(pids: list[int], signal_number: int) -> None:
+    """Send a signal to each process that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal_number)
+
+
+def _all_pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - names, not paths
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the state on: [0] state, [1] parent, [3] session, [19] start time."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _die_with_guard() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command until it ends, a signal comes or the owner is gone; leave no process behind."""
+    owner_pid, owner_start, grace_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    asked: list[int] = []
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, ask)
+    # The guard is single-threaded, so the thread that PDEATHSIG watches is the guard itself.
+    child = subprocess.Popen(arguments[3:], preexec_fn=_die_with_guard)
+    while child.poll() is None and not asked and process_start(owner_pid) == owner_start:
+        time.sleep(POLL_S)
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace_s)
+    _end_session(grace_s=2.0)
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _end_session(*, grace_s: float) -> None:
+    """SIGTERM, then SIGKILL, everything left in this session; reap what was adopted."""
+    deadline = time.monotonic() + grace_s
+    kill_all(session_members(os.getpid()), signal.SIGTERM)
+    while members := session_members(os.getpid()):
+        if time.monotonic() > deadline:
+            kill_all(members, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
