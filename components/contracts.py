@@ -280,6 +280,9 @@ class ArmReport(Record):
     acceptance_length: float = Field(description="(accepted + steps) / steps; 1.0 with no drafter")
     acceptance_interval: tuple[float, float] | None = Field(default=None, description="95 % bootstrap interval")
     acceptance_by_slice: dict[str, float]
+    interval_by_slice: dict[str, tuple[float, float]] = Field(
+        default={}, description="95 % bootstrap interval; slices with one prompt or no drafter have none"
+    )
     acceptance_by_position: tuple[float, ...] = Field(description="share of steps whose draft position k was accepted")
     draft_coverage: float = Field(description="(steps + accepted) / output tokens, 0 to 1")
     prompts: tuple[PromptMeasurement, ...]
@@ -297,6 +300,7 @@ class AcceptanceReport(Record):
     arms: dict[str, ArmReport]
     num_equal_outputs: int = Field(description="prompts whose candidate output equals no_draft's at temperature 0")
     num_compared_outputs: int
+    excluded: dict[str, str] = Field(default={}, description="prompt id to reason; left out of every arm")
     engine_version: str
     created_at: datetime
 

@@ -170,6 +170,7 @@ class EvaluationSettings(Settings):
     speed_requests: int = Field(default=8, ge=1, description="requests per arm and concurrency")
     speed_repeats: int = Field(default=3, ge=1, description="interleaved rounds; medians are reported")
     num_untrained_prompts: int = Field(default=8, ge=0, description="prompts the untrained drafter is measured on")
+    max_excluded_share: float = Field(default=0.1, ge=0, lt=1, description="prompts the engine may refuse as too long")
     bootstrap_samples: int = Field(default=2000, ge=100)
     seed: int = 0
 
@@ -183,6 +184,8 @@ class GateSettings(Settings):
     min_draft_coverage: float = Field(default=0.9, ge=0, le=1)
     min_speedup: float | None = Field(default=None, gt=0, description="tok/s over no draft at concurrency 1")
     min_equal_output_share: float = Field(default=0.9, ge=0, le=1, description="greedy outputs equal to no draft's")
+    bootstrap_samples: int = Field(default=2000, ge=100, description="resamples behind each interval")
+    seed: int = Field(default=0, description="of the bootstrap: the same report always gets the same verdict")
 
 
 class CanarySettings(Settings):
