@@ -97,15 +97,13 @@ def now_utc() -> datetime:
     return datetime.now(UTC)
 
 
-class Record(BaseModel):
-    """Base of all records: immutable, unknown keys refused."""
+class Reference(BaseModel):
+    """Base of everything passed between stages: immutable, unknown keys refused.
+
+    A reference to content has a field `digest` of that content; a `Record` has a property `digest` of itself.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @property
-    def digest(self) -> str:
-        """sha256 (hex) of the record's canonical JSON."""
-        return digest_json(self.model_dump(mode="json"))
 
     def write(self, path: Path) -> Path:
         """Write the record as indented JSON, atomically."""
@@ -127,6 +125,15 @@ class Record(BaseModel):
             raise ConfigError(
                 f"{path} is not a {cls.__name__}", got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             ) from None
+
+
+class Record(Reference):
+    """Base of records that are themselves content: `digest` identifies them."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of the record's canonical JSON."""
+        return digest_json(self.model_dump(mode="json"))
 
 
 class TargetFingerprint(Record):
@@ -177,7 +184,7 @@ class TargetRef(Record):
     quantization: str = Field(description="readable: 'none', 'compressed-tensors int-quantized W8A8', ...")
 
 
-class DatasetRef(Record):
+class DatasetRef(Reference):
     """A curated dataset on disk: Arrow shards and a manifest, bound to the target that wrote the answers."""
 
     path: str
@@ -228,7 +235,7 @@ class StreamReport(Record):
     duration_s: float
 
 
-class CheckpointRef(Record):
+class CheckpointRef(Reference):
     """A drafter checkpoint that vLLM loads as it stands, bound to a target by `target_fingerprint.json`."""
 
     path: str

@@ -1,0 +1,40 @@
+"""The short model card (README.md) inside a drafter checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.contracts import CheckpointRef, TargetRef
+
+ALGORITHM_NAMES = {"dspark": "DSpark", "dflash": "DFlash", "eagle3": "EAGLE-3"}
+
+
+def model_card(ref: CheckpointRef, *, target: TargetRef, provenance: dict[str, Any]) -> str:
+    """Markdown: what the drafter is for, how it was trained, how to serve it, and what it must not be used for."""
+    length = ref.expected_acceptance_length
+    measured = f"{length:.3f} (teacher-forced on held-out conversations)" if length is not None else "not measured"
+    rows = {
+        "Target": f"{target.name} ({target.source}), quantization {target.quantization}",
+        "Target weights": f"`{target.fingerprint.weights}`",
+        "Draft tokens per target step": ref.num_draft_tokens,
+        "Acceptance length": measured,
+        "Trained": f"{ref.step} steps, {ref.num_trained_tokens} tokens",
+        "Dataset": f"`{ref.dataset_digest}`" if ref.dataset_digest else "none",
+        "Parent": f"`{ref.parent_digest}`" if ref.parent_digest else "none",
+        "Code": f"`{provenance['code_revision']}`",
+        "Written": provenance["created_at"],
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return f"""# {ALGORITHM_NAMES[ref.algorithm]} drafter for {target.name}
+
+A draft model for speculative decoding. It proposes tokens that the target verifies, so it changes speed, never answers.
+
+| | |
+|---|---|
+{table}
+
+Serve it with vLLM: `--speculative-config '{{"model": "<this folder>", "num_speculative_tokens": {ref.num_draft_tokens}}}'`.
+
+It is bound to the target in `target_fingerprint.json`. On any other weights, quantization or tokenizer it is useless at
+best; measure it there before serving it. Settings, versions and the command that wrote it are in `provenance.json`.
+"""
