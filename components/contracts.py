@@ -174,6 +174,19 @@ class TargetChange(Record):
     reason: str
 
 
+class PolicyDecision(Record):
+    """What the change policy decided after measuring the champion on a changed target, and from which numbers."""
+
+    model_name: str
+    champion_version: int
+    kinds: tuple[ChangeKind, ...]
+    old_acceptance_length: float = Field(description="the champion's release, on the target it is bound to")
+    new_acceptance_length: float = Field(description="the same drafter served on the changed target")
+    required_share: float = Field(description="new / old at or above which the drafter is re-bound")
+    action: ChangeAction
+    created_at: datetime
+
+
 class TargetRef(Record):
     """A target on disk, with its content identity."""
 

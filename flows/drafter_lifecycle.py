@@ -1,0 +1,50 @@
+"""The whole loop: from the target as it is now to a drafter that serves it, or to the decision not to."""
+
+from __future__ import annotations
+
+from components.reporting.report import LifecycleReport
+from prefect import flow
+from tasks.evaluation import measure_champion
+from tasks.lifecycle import Story, decide_action, rebind_champion, write_lifecycle_report
+
+from components.contracts import ChangeAction, CheckpointRef, Verdict
+from flows.curate_data import curate_data
+from flows.deploy_canary import deploy_canary
+from flows.gate_drafter import gate_drafter
+from flows.train_drafter import train_drafter
+from tasks.loop import open_loop
+from tasks.registry import find_champion
+from tasks.targets import PUBLISHED, classify_target_change, find_target
+
+
+@flow(name="drafter-lifecycle", log_prints=True)
+def drafter_lifecycle(recipe: str = "demo", budget: str | None = None, target: str = PUBLISHED) -> LifecycleReport:
+    """Find the target; re-bind the champion if it still holds on it, else curate and train; gate; canary; report.
+
+    Args:
+        recipe: name in `configs/` or path of a recipe.
+        budget: overlay of the recipe, e.g. 'full'.
+        target: 'published' (what the watch looks at), 'source' (the recipe's own), or a folder.
+    """
+    with open_loop(recipe, budget=budget) as loop:
+        story = Story()
+        found = find_target(loop, target)
+        champion = find_champion(loop)
+        story.change = classify_target_change(found, champion)
+        story.target, story.champion = found, champion
+        candidate: CheckpointRef | None = None
+        if champion is not None and story.change.action is ChangeAction.REMEASURE:
+            measured = measure_champion(loop, found, champion.checkpoint)
+            story.policy = decide_action(loop, story.change, champion, measured)
+            if story.policy.action is ChangeAction.REBIND:
+                candidate = rebind_champion(loop, found, champion)
+        if candidate is None:
+            story.dataset = curate_data(recipe, budget, found.path)
+            parent = champion.checkpoint if champion and story.policy else None  # a changed target: start warm
+            story.training = train_drafter(recipe, budget, found.path, story.dataset, parent)
+            candidate = story.training.checkpoint
+        untrained = story.training.untrained if story.training and not story.training.checkpoint.parent_digest else None
+        story.gate = gate_drafter(recipe, budget, found.path, candidate, untrained)
+        if story.gate.decision.verdict is Verdict.PASS:
+            story.canary = deploy_canary(recipe, budget, story.gate.release.version)
+        return write_lifecycle_report(loop, story)

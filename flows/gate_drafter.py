@@ -1,0 +1,51 @@
+"""Measure a drafter on vLLM as served, decide, and register it when it passes."""
+
+from __future__ import annotations
+
+from components.training.job import TrainingResult
+from prefect import flow
+
+from components.contracts import CheckpointRef
+from tasks.evaluation import (
+    GateOutcome,
+    decide_gate,
+    measure_and_report,
+    measure_arm,
+    measure_untrained,
+    serve_arms,
+)
+from tasks.loop import open_loop
+from tasks.registry import find_champion, mlflow_run_of, register_if_passed
+from tasks.targets import PUBLISHED, find_target
+
+
+@flow(name="gate-drafter", log_prints=True)
+def gate_drafter(
+    recipe: str = "demo",
+    budget: str | None = None,
+    target: str = PUBLISHED,
+    checkpoint: CheckpointRef | None = None,
+    untrained: CheckpointRef | None = None,
+) -> GateOutcome:
+    """Candidate, champion (if any) and no draft over held-out prompts; then the written decision.
+
+    Args:
+        recipe, budget, target: as in `curate_data`.
+        checkpoint: candidate; None takes the latest training's.
+        untrained: the candidate before its first step, measured on a few prompts for the report.
+    """
+    with open_loop(recipe, budget=budget) as loop:
+        found = find_target(loop, target)
+        if checkpoint is None:
+            training = loop.recall("training", TrainingResult)
+            checkpoint, untrained = training.checkpoint, training.untrained
+        champion = find_champion(loop)
+        arms = serve_arms(loop, found, checkpoint, champion.checkpoint if champion else None)
+        measured = {arm.arm: measure_arm(loop, arm) for arm in arms}
+        if untrained is not None:
+            measured["untrained"] = measure_untrained(loop, found, untrained)
+        report = measure_and_report(loop, found, arms, measured)
+        decision = decide_gate(loop, report)
+        run_id = mlflow_run_of(loop, found)
+        release = register_if_passed(loop, found, checkpoint, report=report, decision=decision, mlflow_run_id=run_id)
+        return GateOutcome(report=report, decision=decision, release=release)

@@ -1,0 +1,28 @@
+"""Look at the target; start the lifecycle when its content changed."""
+
+from __future__ import annotations
+
+from prefect import flow
+from tasks.watch import start_lifecycle
+
+from components.contracts import ChangeAction, TargetChange
+from tasks.loop import open_loop
+from tasks.registry import find_champion
+from tasks.targets import PUBLISHED, classify_target_change, find_target
+
+
+@flow(name="watch-target", log_prints=True)
+def watch_target(recipe: str = "demo", budget: str | None = None) -> TargetChange:
+    """Fingerprint the published target (weights, quantization, tokenizer, serving) and compare with the champion's.
+
+    A changed fingerprint starts `drafter-lifecycle` once, however often the watch looks meanwhile.
+
+    Args:
+        recipe, budget: as in `curate_data`; the budget is handed to the lifecycle.
+    """
+    with open_loop(recipe, budget=budget) as loop:
+        target = find_target(loop, PUBLISHED)
+        change = classify_target_change(target, find_champion(loop))
+        if change.action is not ChangeAction.NOTHING:
+            start_lifecycle(loop, change)
+        return change

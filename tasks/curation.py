@@ -1,0 +1,94 @@
+"""Curation steps as tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from components.curation.curate import Collected, collect, finish
+from components.curation.plots import plot_funnel
+from components.curation.regenerate import Answers, regenerate
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from components.contracts import DatasetRef, TargetRef
+from components.evaluation.prompts import load_prompts
+from tasks.retry import is_transient
+from tasks.artifacts import progress_reporter, publish_image, publish_markdown
+from tasks.engines import plain_engine
+from tasks.loop import Loop
+
+
+@task(
+    name="collect conversations",
+    cache_policy=NO_CACHE,
+    retries=2,
+    retry_delay_seconds=10,
+    retry_condition_fn=is_transient,
+)
+def collect_conversations(loop: Loop, target: TargetRef) -> Collected:
+    """Sources -> filters -> dedup -> decontamination against the held-out prompts. The engine starts meanwhile."""
+    plain_engine(loop, target)
+    with loop.stage("collect"):
+        held_out = [
+            message["content"] for prompt in load_prompts(loop.recipe.evaluation) for message in prompt.messages
+        ]
+        return collect(loop.recipe.curation, target=target, held_out=held_out, progress=progress_reporter("collect"))
+
+
+# Answers are kept by content, so a retry pays only for what is missing.
+@task(
+    name="regenerate answers",
+    cache_policy=NO_CACHE,
+    retries=2,
+    retry_delay_seconds=5,
+    retry_condition_fn=is_transient,
+    timeout_seconds=7 * 24 * 3600,
+)
+def regenerate_answers(loop: Loop, target: TargetRef, collected: Collected) -> Answers:
+    """The target itself answers every conversation, on vLLM."""
+    engine = plain_engine(loop, target)
+    with loop.stage("engine start"):
+        engine.wait_ready()
+    with loop.stage("regenerate") as clock:
+        answers = regenerate(
+            collected.conversations,
+            engine_url=engine.url,
+            model=target.name,
+            settings=loop.recipe.curation,
+            fingerprint=target.fingerprint,
+            shard_dir=loop.state_dir / "answers" / target.fingerprint.digest[:16],
+            progress=progress_reporter("regenerate"),
+        )
+        clock.num_tokens = answers.num_generated_tokens
+    return answers
+
+
+@task(name="render and validate", cache_policy=NO_CACHE)
+def render_and_validate(loop: Loop, target: TargetRef, collected: Collected, answers: Answers) -> DatasetRef:
+    """Chat template, loss mask, Great Expectations, Arrow dataset with its manifest."""
+    with loop.stage("validate") as clock:
+        dataset = finish(
+            collected,
+            answers,
+            settings=loop.recipe.curation,
+            target=target,
+            output_dir=loop.state_dir / "datasets",
+            progress=progress_reporter("validate"),
+        )
+        clock.num_tokens = sum(dataset.num_tokens.values())
+    loop.remember("dataset", dataset)
+    _publish(loop, dataset)
+    return dataset
+
+
+def _publish(loop: Loop, dataset: DatasetRef) -> None:
+    rows = "\n".join(f"| {step} | {count:,} |" for step, count in dataset.funnel.items())
+    publish_markdown(
+        "dataset",
+        f"### Dataset `{dataset.digest[:12]}`\n\n| step | conversations |\n|---|---:|\n{rows}\n\n"
+        f"Tokens {sum(dataset.num_tokens.values()):,}, supervised {sum(dataset.num_loss_tokens.values()):,}. "
+        f"Data Docs: `{dataset.docs_path}`",
+        description="Curation funnel and size",
+    )
+    png = plot_funnel(dataset.funnel, path=Path(loop.run_dir) / "funnel.png")
+    publish_image("dataset-funnel", png, description="Curation funnel")

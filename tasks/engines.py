@@ -1,0 +1,83 @@
+"""vLLM engines of a flow run, started when first asked for and shared until the run ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from components.hidden_states.launch import extraction_args
+
+from components.contracts import CheckpointRef, TargetRef
+from components.serving.command import EngineSpec, resolve_device
+from components.serving.engine import Engine
+from tasks.loop import Loop
+
+
+def plain_engine(loop: Loop, target: TargetRef) -> Engine:
+    """Start (or find) the engine that serves the target with no drafter."""
+
+    def make_spec(port: int) -> EngineSpec:
+        return _spec(loop, target, name="plain", port=port)
+
+    return loop.engines.start(f"plain/{target.fingerprint.digest}", make_spec, fingerprint=target.fingerprint)
+
+
+def drafting_engine(
+    loop: Loop, target: TargetRef, checkpoint: CheckpointRef, *, name: str, allow_unbound: bool = False
+) -> Engine:
+    """Start (or find) the engine that serves the target with the drafter of `checkpoint`."""
+
+    def make_spec(port: int) -> EngineSpec:
+        return _spec(loop, target, name=name, port=port, checkpoint=checkpoint)
+
+    key = f"draft/{target.fingerprint.digest}/{checkpoint.digest}"
+    return loop.engines.start(key, make_spec, fingerprint=target.fingerprint, allow_unbound=allow_unbound)
+
+
+def stop_drafting_engine(loop: Loop, target: TargetRef, checkpoint: CheckpointRef) -> None:
+    """Stop the engine `drafting_engine` started for this pair."""
+    loop.engines.stop(f"draft/{target.fingerprint.digest}/{checkpoint.digest}")
+
+
+def extraction_key(target: TargetRef, stream_run_id: str) -> str:
+    """Key of the extraction engine of one training run."""
+    return f"extract/{target.fingerprint.digest}/{stream_run_id}"
+
+
+def extraction_engine(loop: Loop, target: TargetRef, *, stream_run_id: str, num_hidden_layers: int) -> Engine:
+    """Start the engine that puts hidden states into the store under `stream_run_id`."""
+    args, environment = extraction_args(
+        settings=loop.recipe.stream,
+        num_hidden_layers=num_hidden_layers,
+        store=loop.endpoints.store,
+        run_id=stream_run_id,
+        fingerprint=target.fingerprint,
+        segment_mib=loop.endpoints.segment_mib,
+    )
+
+    def make_spec(port: int) -> EngineSpec:
+        return _spec(loop, target, name="extract", port=port, extra_args=tuple(args), extra_env=environment)
+
+    return loop.engines.start(extraction_key(target, stream_run_id), make_spec, fingerprint=target.fingerprint)
+
+
+def _spec(
+    loop: Loop,
+    target: TargetRef,
+    *,
+    name: str,
+    port: int,
+    checkpoint: CheckpointRef | None = None,
+    extra_args: tuple[str, ...] = (),
+    extra_env: dict[str, str] | None = None,
+) -> EngineSpec:
+    return EngineSpec(
+        name=f"{name}-{port}",
+        model_path=str(Path(target.path)),
+        served_model_name=target.name,
+        settings=loop.recipe.engine,
+        port=port,
+        device=resolve_device(loop.recipe.engine),
+        checkpoint=checkpoint,
+        extra_args=extra_args,
+        extra_env=extra_env or {},
+    )

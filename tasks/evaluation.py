@@ -1,0 +1,129 @@
+"""Measure the arms as served, decide, and show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from components.evaluation.gate import decide
+from components.evaluation.plots import plot_report
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from components.contracts import AcceptanceReport, ArmEndpoint, CheckpointRef, GateDecision, Record, Release, TargetRef
+from components.evaluation.acceptance import Measured, measure_acceptance
+from components.evaluation.measure import build_report
+from components.evaluation.prompts import Prompt, load_prompts
+from components.evaluation.speed import measure_speed
+from components.settings import EvaluationSettings
+from tasks.retry import is_transient
+from tasks.artifacts import progress_reporter, publish_image, publish_markdown
+from tasks.engines import drafting_engine, plain_engine, stop_drafting_engine
+from tasks.loop import Loop
+
+NO_DRAFT, CANDIDATE, CHAMPION, UNTRAINED = "no_draft", "candidate", "champion", "untrained"
+
+
+class GateOutcome(Record):
+    """What the gate flow hands on: the measurement, the decision, and the release if it passed."""
+
+    report: AcceptanceReport
+    decision: GateDecision
+    release: Release | None
+
+
+@task(name="serve the arms", cache_policy=NO_CACHE)
+def serve_arms(
+    loop: Loop, target: TargetRef, candidate: CheckpointRef, champion: CheckpointRef | None
+) -> tuple[ArmEndpoint, ...]:
+    """Candidate, champion (if it is another drafter) and no draft, each on its own engine, all up at once."""
+    with loop.stage("engine start"):
+        engines = {
+            NO_DRAFT: plain_engine(loop, target),
+            CANDIDATE: drafting_engine(loop, target, candidate, name=CANDIDATE),
+        }
+        if champion is not None and champion.digest != candidate.digest:
+            # The champion may be bound to the target's last version: measuring it here is how we learn what it is worth.
+            engines[CHAMPION] = drafting_engine(loop, target, champion, name=CHAMPION, allow_unbound=True)
+        for engine in engines.values():
+            engine.wait_ready()
+    return tuple(engine.endpoint(arm) for arm, engine in engines.items())
+
+
+@task(
+    name="measure acceptance", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=5, retry_condition_fn=is_transient
+)
+def measure_arm(loop: Loop, endpoint: ArmEndpoint) -> Measured:
+    """One arm over the held-out prompts, as the engine itself counts."""
+    return _measure(loop, endpoint, load_prompts(loop.recipe.evaluation))
+
+
+@task(name="measure untrained", cache_policy=NO_CACHE)
+def measure_untrained(loop: Loop, target: TargetRef, untrained: CheckpointRef) -> Measured:
+    """The same drafter before its first step, on a few prompts: what training was worth."""
+    prompts = load_prompts(loop.recipe.evaluation)
+    stride = max(1, len(prompts) // loop.recipe.evaluation.num_untrained_prompts)  # some of every slice
+    with loop.stage("engine start"):
+        engine = drafting_engine(loop, target, untrained, name=UNTRAINED)
+        engine.wait_ready()
+    try:
+        return _measure(loop, engine.endpoint(UNTRAINED), prompts[::stride])
+    finally:
+        stop_drafting_engine(loop, target, untrained)
+
+
+@task(name="remeasure champion", cache_policy=NO_CACHE)
+def measure_champion(loop: Loop, target: TargetRef, champion: CheckpointRef) -> Measured:
+    """The champion on a target it is not bound to: what the target's change did to it."""
+    with loop.stage("engine start"):
+        engine = drafting_engine(loop, target, champion, name=CHAMPION, allow_unbound=True)
+        engine.wait_ready()
+    return _measure(loop, engine.endpoint(CHAMPION), load_prompts(loop.recipe.evaluation))
+
+
+def _measure(loop: Loop, endpoint: ArmEndpoint, prompts: Sequence[Prompt]) -> Measured:
+    with loop.stage(f"measure {endpoint.arm}") as clock:
+        measured = measure_acceptance(
+            endpoint,
+            prompts,
+            settings=loop.recipe.evaluation,
+            progress=progress_reporter(f"acceptance {endpoint.arm}"),
+        )
+        clock.num_tokens = sum(p.num_output_tokens for p in measured.prompts)
+    return measured
+
+
+@task(name="measure speed and report", cache_policy=NO_CACHE)
+def measure_and_report(
+    loop: Loop, target: TargetRef, endpoints: Sequence[ArmEndpoint], measured: dict[str, Measured]
+) -> AcceptanceReport:
+    """tok/s by concurrency, arms interleaved, then everything in one report."""
+    settings: EvaluationSettings = loop.recipe.evaluation
+    prompts = load_prompts(settings)
+    with loop.stage("measure speed"):
+        speed = measure_speed(endpoints, prompts, settings=settings, progress=progress_reporter("speed"))
+    report = build_report(target=target, measured=measured, speed=speed, settings=settings, prompts=prompts)
+    report.write(loop.run_dir / "acceptance_report.json")
+    return report
+
+
+@task(name="decide", cache_policy=NO_CACHE)
+def decide_gate(loop: Loop, report: AcceptanceReport) -> GateDecision:
+    """Apply the recipe's rules; the decision is written beside the report and shown as an artifact."""
+    decision = decide(report, settings=loop.recipe.gate)
+    decision.write(loop.run_dir / "gate_decision.json")
+    rules = "\n".join(
+        f"| {r.rule} | {r.verdict} | {_number(r.value)} | {_number(r.threshold)} | {r.detail} |" for r in decision.rules
+    )
+    publish_markdown(
+        "gate decision",
+        f"## Gate: **{decision.verdict}**\n\n| rule | verdict | value | threshold | detail |\n|---|---|---:|---:|---|\n{rules}",
+        description="Gate decision",
+    )
+    for png in plot_report(report, directory=Path(loop.run_dir) / "plots"):
+        publish_image(f"gate {png.stem}", png, description=png.stem.replace("_", " "))
+    return decision
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

@@ -1,0 +1,153 @@
+"""What every task of one flow run shares: the recipe, the endpoints, the folders, the engines and the clock."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from components.reporting.memory import MemorySampler
+from prefect.runtime import flow_run
+
+from components.contracts import Record, StageTiming, now_utc
+from components.errors import ConfigError, DSparkError
+from components.services.endpoints import Endpoints, load_endpoints
+from components.serving.pool import EnginePool
+from components.settings import Recipe, load_recipe
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One run of the loop on one recipe. Subflows that run in the same process join the Loop that is open."""
+
+    recipe: Recipe
+    budget: str | None
+    endpoints: Endpoints
+    engines: EnginePool
+    memory: MemorySampler
+    run_dir: Path
+    started_at: datetime
+    timings: list[StageTiming] = field(default_factory=list)
+    mlflow_run_ids: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def state_dir(self) -> Path:
+        """Folder that outlives runs: caches, datasets, checkpoints, databases."""
+        return Path(self.endpoints.state_dir)
+
+    @property
+    def model_name(self) -> str:
+        """Registered model's name in MLflow."""
+        return f"{self.recipe.target.name}-drafter"
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[StageClock]:
+        """Time a stage's work; what lies outside every stage is orchestration."""
+        clock, started = StageClock(), now_utc()
+        try:
+            yield clock
+        finally:
+            duration_s = (now_utc() - started).total_seconds()
+            with self._lock:
+                self.timings.append(
+                    StageTiming(stage=name, started_at=started, duration_s=duration_s, num_tokens=clock.num_tokens)
+                )
+
+    def remember(self, what: str, record: Record) -> None:
+        """Keep `record` as the latest of its kind for this target, so that a flow run alone finds it."""
+        record.write(self._latest_path(what))
+
+    def recall(self, what: str, kind: type[RecordT]) -> RecordT:
+        """The latest remembered record of its kind.
+
+        Raises:
+            ConfigError: there is none yet; says which deployment makes one.
+        """
+        path = self._latest_path(what)
+        if not path.is_file():
+            makers = {"dataset": "curate-data", "training": "train-drafter", "report": "gate-drafter"}
+            raise ConfigError(
+                f"no {what} of target '{self.recipe.target.name}' yet",
+                expected=path,
+                fix=f"Run the deployment {makers.get(what, 'drafter-lifecycle')}/{self.recipe.name} first.",
+            )
+        return kind.read(path)
+
+    def _latest_path(self, what: str) -> Path:
+        return self.state_dir / "latest" / self.recipe.target.name / f"{what}.json"
+
+
+@dataclass
+class StageClock:
+    """Filled in by a stage while it runs."""
+
+    num_tokens: int | None = None
+
+
+_open_loop: Loop | None = None
+
+
+@contextmanager
+def open_loop(recipe: str, *, budget: str | None) -> Iterator[Loop]:
+    """Open the Loop of this process, or join the one that is open (subflows of the lifecycle share engines and clock).
+
+    Raises:
+        ConfigError: the recipe or budget cannot be used.
+        ServiceError: the services are not up.
+    """
+    global _open_loop
+    show_errors_as_one_line()
+    loaded = load_recipe(recipe, budget=budget)
+    if _open_loop is not None:
+        if _open_loop.recipe != loaded:
+            raise ConfigError("one process runs one recipe at a time", got=recipe, expected=_open_loop.recipe.name)
+        yield _open_loop
+        return
+    endpoints = load_endpoints()
+    started_at = flow_run.scheduled_start_time or now_utc()
+    run_dir = Path(endpoints.state_dir) / "runs" / f"{started_at:%Y%m%d-%H%M%S}-{flow_run.name}"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (
+        MemorySampler(state_dir=Path(endpoints.state_dir)) as memory,
+        EnginePool(logs_dir=run_dir / "logs", port_base=endpoints.engine_port_base) as engines,
+    ):
+        _open_loop = Loop(
+            recipe=loaded,
+            budget=budget,
+            endpoints=endpoints,
+            engines=engines,
+            memory=memory,
+            run_dir=run_dir,
+            started_at=started_at,
+        )
+        try:
+            yield _open_loop
+        finally:
+            _open_loop = None
+
+
+def show_errors_as_one_line() -> None:
+    """Log an error raised on purpose as its one message; anything else keeps its traceback.
+
+    Prefect logs every failure of a run with the traceback, which tells a user nothing about a mistyped key.
+    """
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        if _without_traceback not in logger.filters:
+            logger.addFilter(_without_traceback)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, DSparkError):
+        record.exc_info, record.exc_text = None, None
+        record.msg, record.args = f"{type(error).__name__}: {error}", ()
+    return True

@@ -1,0 +1,84 @@
+"""The canary: two engines behind HAProxy, weights by its runtime API, a judge on real traffic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from components.serving.plots import plot_canary
+from components.serving.rollout import run_canary
+from components.serving.splitter import Splitter
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from components.contracts import ArmEndpoint, CanaryReport, CanaryStep, Release
+from components.evaluation.prompts import load_prompts
+from tasks.artifacts import publish_image, publish_markdown
+from tasks.engines import drafting_engine, plain_engine
+from tasks.loop import Loop
+
+
+@task(name="canary", cache_policy=NO_CACHE, timeout_seconds=24 * 3600)
+def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryReport:
+    """Shift traffic to the challenger step by step, or back at the first bad sign; never retried by itself."""
+    baseline_kind, baseline = _baseline(loop, release, champion)
+    with loop.stage("engine start"):
+        candidate = drafting_engine(loop, release.target, release.checkpoint, name="candidate").wait_ready()
+    log = get_run_logger()
+
+    def on_step(step: CanaryStep) -> None:
+        log.info(
+            "canary %d %%: %s, acceptance length %s, requests %s: %s",
+            step.weight_percent,
+            "healthy" if step.healthy else "NOT healthy",
+            "-" if step.acceptance_length is None else f"{step.acceptance_length:.3f}",
+            step.num_requests,
+            step.reason,
+        )
+
+    with loop.stage("canary"):
+        canary = run_canary(
+            splitter=Splitter(Path(loop.endpoints.haproxy_socket), frontend_url=loop.endpoints.haproxy_url),
+            candidate=candidate.endpoint("candidate"),
+            baseline=baseline,
+            baseline_kind=baseline_kind,
+            candidate_digest=release.checkpoint.digest,
+            prompts=[list(prompt.messages) for prompt in load_prompts(loop.recipe.evaluation)],
+            settings=loop.recipe.canary,
+            gate_acceptance_length=release.acceptance_length,
+            model=release.target.name,
+            on_step=on_step,
+        )
+    canary.write(loop.run_dir / "canary_report.json")
+    _publish(loop, canary)
+    return canary
+
+
+def _baseline(loop: Loop, release: Release, champion: Release | None) -> tuple[str, ArmEndpoint]:
+    """The champion where it is bound to this target, else no draft: speculation off is always the last rung."""
+    if champion is not None and champion.target.fingerprint == release.target.fingerprint:
+        engine = drafting_engine(loop, champion.target, champion.checkpoint, name="champion")
+        kind = "champion"
+    else:
+        engine, kind = plain_engine(loop, release.target), "no_draft"
+    with loop.stage("engine start"):
+        engine.wait_ready()
+    return kind, engine.endpoint("baseline")
+
+
+def _publish(loop: Loop, canary: CanaryReport) -> None:
+    rows = "\n".join(
+        f"| {s.weight_percent} % | {s.num_requests.get('candidate', 0)} | {s.num_requests.get('baseline', 0)} |"
+        f" {'' if s.acceptance_length is None else f'{s.acceptance_length:.3f}'} | {'ok' if s.healthy else 'bad'} | {s.reason} |"
+        for s in canary.steps
+    )
+    verdict = "promoted" if canary.promoted else f"rolled back to {canary.rolled_back_to}"
+    publish_markdown(
+        "canary",
+        f"## Canary: **{verdict}**\n\n{canary.reason}\n\n| weight | candidate | baseline | acceptance length | healthy | why |\n"
+        f"|---:|---:|---:|---:|---|---|\n{rows}",
+        description="Canary steps",
+    )
+    publish_image(
+        "canary", plot_canary(canary, path=loop.run_dir / "plots" / "canary.png"), description="Canary weights"
+    )

@@ -1,0 +1,80 @@
+"""Extraction engine and trainer, at the same time."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+from components.hidden_states.store import sweep_run
+from components.training.job import TrainingJob, TrainingResult
+from components.training.launch import run_trainer
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from components.contracts import CheckpointRef, DatasetRef, TargetRef
+from components.errors import FingerprintMismatchError
+from components.serving.command import resolve_device
+from tasks.engines import extraction_engine, extraction_key
+from tasks.loop import Loop
+
+
+@task(name="train on streamed hidden states", cache_policy=NO_CACHE, timeout_seconds=7 * 24 * 3600)
+def train_on_stream(
+    loop: Loop, target: TargetRef, dataset: DatasetRef, *, parent: CheckpointRef | None, mlflow_run_id: str
+) -> TrainingResult:
+    """Engine -> connector -> Mooncake -> trainer process; every state is used once and nothing touches disk.
+
+    Not retried by Prefect: the trainer resumes from its own checkpoint when the flow runs again.
+    """
+    stream_run_id = f"{loop.recipe.target.name}-{uuid.uuid4().hex[:12]}"
+    log = get_run_logger()
+    with loop.stage("train") as clock:
+        engine = extraction_engine(
+            loop, target, stream_run_id=stream_run_id, num_hidden_layers=_num_hidden_layers(Path(target.path))
+        )
+        job = TrainingJob(
+            drafter=loop.recipe.drafter,
+            training=loop.recipe.training,
+            stream=loop.recipe.stream,
+            target=target,
+            dataset=dataset,
+            engine_urls=(engine.url,),
+            model=target.name,
+            store=loop.endpoints.store,
+            stream_run_id=stream_run_id,
+            tracking_uri=loop.endpoints.mlflow_url,
+            mlflow_run_id=mlflow_run_id,
+            output_dir=str(loop.run_dir / "training"),
+            parent=parent,
+        )
+        try:
+            engine.wait_ready()
+            result = run_trainer(job, device=resolve_device(loop.recipe.engine), on_line=log.info)
+        finally:
+            loop.engines.stop(extraction_key(target, stream_run_id))
+            sweep_run(loop.endpoints.store, stream_run_id)
+        clock.num_tokens = result.stream.num_tokens
+    loop.remember("training", result)
+    return result
+
+
+@task(name="check dataset", cache_policy=NO_CACHE)
+def require_same_target(dataset: DatasetRef, target: TargetRef) -> None:
+    """Refuse a dataset whose answers another target wrote.
+
+    Raises:
+        FingerprintMismatchError: the dataset is bound to another target.
+    """
+    if dataset.fingerprint != target.fingerprint:
+        raise FingerprintMismatchError(
+            "the dataset was written by another target",
+            got=f"dataset {dataset.digest[:12]} of target {dataset.fingerprint.digest[:12]}",
+            expected=f"target {target.fingerprint.digest[:12]}",
+            fix="Run the deployment curate-data for this target.",
+        )
+
+
+def _num_hidden_layers(target_path: Path) -> int:
+    return int(json.loads((target_path / "config.json").read_text())["num_hidden_layers"])

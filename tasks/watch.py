@@ -1,0 +1,36 @@
+"""A changed target starts the lifecycle, exactly once per content."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.deployments import run_deployment
+from prefect.events import emit_event
+from prefect.logging import get_run_logger
+
+from components.contracts import TargetChange, append_line
+from tasks.loop import Loop
+
+
+@task(name="start lifecycle", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=5)
+def start_lifecycle(loop: Loop, change: TargetChange) -> str:
+    """Start `drafter-lifecycle` for the new fingerprint and return the run's id.
+
+    The idempotency key is the pair (bound, found): however often the watch looks, one change starts one run.
+    """
+    key = f"target-change/{loop.recipe.name}/{loop.budget}/{change.digest}"
+    run = run_deployment(
+        f"drafter-lifecycle/{loop.recipe.name}",
+        parameters={"recipe": loop.recipe.name, "budget": loop.budget, "target": "published"},
+        idempotency_key=key,
+        timeout=0,
+        as_subflow=False,
+    )
+    emit_event(
+        "dspark.target.changed",
+        resource={"prefect.resource.id": f"dspark.target.{loop.recipe.target.name}"},
+        payload=change.model_dump(mode="json"),
+    )
+    append_line(loop.state_dir / "changes.jsonl", change.model_dump_json())
+    get_run_logger().info("lifecycle run %s handles %s", run.name, "+".join(change.kinds))
+    return str(run.id)
