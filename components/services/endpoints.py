@@ -16,6 +16,7 @@ REPO_DIR = CONFIGS_DIR.parent
 STATE_FILE = "services.json"
 STATE_DIR_VARIABLE = "DSPARK_STATE_DIR"
 SETTINGS_VARIABLE = "DSPARK_SERVICES"
+RUN_VARIABLE = "DSPARK_SERVICES_RUN"
 
 
 class Endpoints(Record):
@@ -58,6 +59,7 @@ class ServicesState(Record):
 
     settings: ServicesSettings = Field(description="as resolved: no port is 0")
     endpoints: Endpoints
+    run_id: str = Field(description="value of DSPARK_SERVICES_RUN in the environment of every process of this run")
     supervisor: ProcessIdentity | None = Field(
         default=None, description="None where something else (containers) supervises"
     )
@@ -69,7 +71,7 @@ def load_settings() -> ServicesSettings:
 
 
 def resolve_state_dir(state_dir: str | Path | None = None) -> Path:
-    """Absolute state folder: the argument, else DSPARK_STATE_DIR, else the settings; relative ones start at the repo."""
+    """Absolute state folder: the argument, else DSPARK_STATE_DIR, else the settings; relative to the repository."""
     chosen = state_dir or os.environ.get(STATE_DIR_VARIABLE) or load_settings().state_dir
     return (REPO_DIR / Path(chosen).expanduser()).resolve()
 

@@ -1,0 +1,33 @@
+"""`make down`: end every process that `make up` started, wait for it, and remove the state file."""
+
+from __future__ import annotations
+
+from components.errors import ServiceError, run_main
+from components.services.endpoints import STATE_FILE, ServicesState, resolve_state_dir
+from components.services.processes import run_processes, stop_run
+from components.services.up import exclusive
+
+
+def main() -> None:
+    """End the services. Not an error when none is up.
+
+    Raises:
+        ServiceError: a process outlived SIGKILL.
+    """
+    state_dir = resolve_state_dir()
+    with exclusive(state_dir):
+        path = state_dir / STATE_FILE
+        if not path.is_file():
+            print("services are not up")
+            return
+        state = ServicesState.read(path)
+        num_killed = stop_run(state.run_id, supervisor=state.supervisor)
+        left = run_processes(state.run_id)
+        if left:
+            raise ServiceError("processes outlived SIGKILL", got=", ".join(f"pid {process.pid}" for process in left))
+        path.unlink()
+    print("services are down" + (f" ({num_killed} processes had to be killed)" if num_killed else ""))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,67 @@
+"""Finding and ending the processes of one `make up`, and no other process.
+
+Every one of them carries DSPARK_SERVICES_RUN=<run id> in its environment, also the engines and trainers that flow
+runs start, and also those whose parent died. The id is random, so a recycled pid can never match.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+
+from components.services.endpoints import RUN_VARIABLE, ProcessIdentity
+
+STOP_TIMEOUT_S = 30.0
+KILL_TIMEOUT_S = 10.0
+
+
+def run_processes(run_id: str) -> list[psutil.Process]:
+    """Living processes of a run, but for the one that asks."""
+    return [process for process in psutil.process_iter() if process.pid != os.getpid() and _belongs(process, run_id)]
+
+
+def _belongs(process: psutil.Process, run_id: str) -> bool:
+    try:
+        return bool(process.environ().get(RUN_VARIABLE) == run_id and process.status() != psutil.STATUS_ZOMBIE)
+    except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess, OSError):
+        return False  # another user's process, or one that has just ended: not ours to end
+
+
+def stop_run(run_id: str, *, supervisor: ProcessIdentity | None) -> int:
+    """End a run: SIGTERM to its supervisor, then to what is left, then SIGKILL. Returns how many had to be killed.
+
+    The supervisor ends its services itself, in their process groups, so it is asked first and given its time.
+    """
+    root = supervisor.find() if supervisor is not None else None
+    if root is not None and _belongs(root, run_id):
+        root.terminate()
+        _wait_until_gone(run_id, timeout_s=STOP_TIMEOUT_S, at_least_ended=root)
+    for process in run_processes(run_id):
+        _signal(process, kill=False)
+    _wait_until_gone(run_id, timeout_s=KILL_TIMEOUT_S)
+    stubborn = run_processes(run_id)
+    for process in stubborn:
+        _signal(process, kill=True)
+    _wait_until_gone(run_id, timeout_s=KILL_TIMEOUT_S)
+    return len(stubborn)
+
+
+def _signal(process: psutil.Process, *, kill: bool) -> None:
+    try:
+        process.kill() if kill else process.terminate()
+    except psutil.NoSuchProcess:
+        return  # ended by itself since it was listed
+
+
+def _wait_until_gone(run_id: str, *, timeout_s: float, at_least_ended: psutil.Process | None = None) -> None:
+    """Wait until no process of the run is left or, with `at_least_ended`, until that one has ended."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if at_least_ended is not None:
+            if not at_least_ended.is_running() or at_least_ended.status() == psutil.STATUS_ZOMBIE:
+                return
+        elif not run_processes(run_id):
+            return
+        time.sleep(0.2)
