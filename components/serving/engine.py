@@ -261,19 +261,28 @@ def check_port_free(port: int, *, name: str) -> None:
     Raises:
         PortInUseError: something does.
     """
+    is_free = _can_bind(port)
+    # An engine binds its port only after seconds of imports; until then this process must remember it.
+    if not is_free or any(engine.spec.port == port and engine.is_alive() for engine in list(_running)):
+        raise PortInUseError(
+            f"port {port} for engine '{name}' is in use",
+            fix="Stop what uses it, or set engine_port_base in configs/services.yaml to another range.",
+        )
+
+
+def _can_bind(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # Without this option connections in TIME_WAIT of an engine that just ended would count as use.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:
-            raise PortInUseError(
-                f"port {port} for engine '{name}' is in use",
-                fix="Stop what uses it, or set engine_port_base in configs/services.yaml to another range.",
-            ) from None
+            return False
+        return True
 
 
-def free_port(*, start: int | None = None) -> int:
-    """A free loopback port: the first one from `start` on, or any.
+def free_port(start: int | None = None) -> int:
+    """A free loopback port: the first one from `start` on, or any. Ports of this process's engines count as taken.
 
     Raises:
         PortInUseError: none of the 100 ports from `start` on is free.
