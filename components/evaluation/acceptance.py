@@ -1,0 +1,227 @@
+"""Acceptance of one served arm over the evaluation prompts, as the engine itself counts it.
+
+Two sources are read and must agree to the token: the metrics in each response
+(`--per-request-spec-decode-metrics summary`) and the growth of the engine's own counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from components.contracts import ArmEndpoint, Progress, PromptMeasurement
+from components.errors import EvaluationError
+from components.evaluation.engine_client import (
+    GENERATION_TOKENS,
+    NUM_ACCEPTED,
+    NUM_ACCEPTED_AT,
+    NUM_DRAFT_TOKENS,
+    NUM_DRAFTS,
+    Completion,
+    EngineClient,
+    PromptTooLongError,
+    Speculation,
+    all_or_first_error,
+)
+from components.evaluation.prompts import Prompt
+from components.settings import EvaluationSettings
+
+COUNTER_SETTLE_S = 5.0
+"""vLLM answers a request just before it publishes the step's counters; how long to wait for them to catch up."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One arm over the prompts.
+
+    `counters` are growths over the measurement, warm-up excluded; `excluded` maps prompt id to the reason.
+    """
+
+    endpoint: ArmEndpoint
+    prompts: tuple[PromptMeasurement, ...]
+    counters: dict[str, float]
+    excluded: dict[str, str]
+    engine_version: str
+
+
+def measure_acceptance(
+    endpoint: ArmEndpoint,
+    prompts: Sequence[Prompt],
+    *,
+    settings: EvaluationSettings,
+    request_timeout_s: float = 300,
+    progress: Progress | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> Measured:
+    """Answer every prompt once on `endpoint`, `settings.acceptance_concurrency` requests in flight.
+
+    The engine must serve nobody else meanwhile. A prompt that does not fit into the model's length is excluded with
+    the reason, up to `settings.max_excluded_share` of them. Must not be called from a running event loop.
+
+    Raises:
+        EvaluationError: engine gone, too slow or another one; no per-request metrics; the two counts differ; the
+            engine restarted while it was measured; too many prompts excluded.
+    """
+    if not prompts:
+        raise EvaluationError("no prompts to measure acceptance on")
+    client = EngineClient(
+        endpoint,
+        temperature=settings.temperature,
+        max_tokens=settings.max_tokens,
+        timeout_s=request_timeout_s,
+        transport=transport,
+    )
+    return asyncio.run(_measure(client, prompts, settings, progress))
+
+
+async def _measure(
+    client: EngineClient, prompts: Sequence[Prompt], settings: EvaluationSettings, progress: Progress | None
+) -> Measured:
+    async with client:
+        await client.warm_up(num_requests=settings.acceptance_concurrency)
+        before = await _settled_counters(client)
+        answers = await _answer_all(client, prompts, settings.acceptance_concurrency, progress)
+        measurements, excluded = [], {}
+        for prompt, answer in zip(prompts, answers, strict=True):
+            if isinstance(answer, PromptTooLongError):
+                excluded[prompt.prompt_id] = str(answer)
+            else:
+                measurements.append(_measurement(client.endpoint, prompt, answer))
+        _check_excluded(excluded, len(prompts), settings.max_excluded_share)
+        counters = await _matching_counters(client, before, tuple(measurements))
+        version = await client.version()
+    return Measured(client.endpoint, tuple(measurements), counters, excluded, version)
+
+
+async def _answer_all(
+    client: EngineClient, prompts: Sequence[Prompt], concurrency: int, progress: Progress | None
+) -> list[Completion | PromptTooLongError]:
+    """Answers in the order of the prompts. The first error other than a long prompt cancels the rest."""
+    slots = asyncio.Semaphore(concurrency)
+    num_done = 0
+
+    async def answer(prompt: Prompt) -> Completion | PromptTooLongError:
+        nonlocal num_done
+        async with slots:
+            try:
+                return await client.complete(prompt.messages)
+            except PromptTooLongError as error:
+                return error
+            finally:
+                num_done += 1
+                if progress is not None:
+                    progress(f"acceptance of {client.endpoint.arm}", num_done, len(prompts))
+
+    return await all_or_first_error(answer(prompt) for prompt in prompts)
+
+
+def _measurement(endpoint: ArmEndpoint, prompt: Prompt, answer: Completion) -> PromptMeasurement:
+    speculation = answer.speculation
+    if speculation is None:
+        if endpoint.num_draft_tokens > 0:
+            raise EvaluationError(
+                f"arm '{endpoint.arm}' should serve a drafter, but its answers carry no speculative metrics",
+                expected="metrics.speculative_decoding in each response",
+                fix="Start the engine with --per-request-spec-decode-metrics summary and its speculative config.",
+            )
+        speculation = Speculation((), 0)
+    if speculation.num_steps and endpoint.num_draft_tokens == 0:
+        raise EvaluationError(f"arm '{endpoint.arm}' should serve no drafter, but its engine speculates")
+    if endpoint.num_draft_tokens and len(speculation.accepted_by_position) != endpoint.num_draft_tokens:
+        raise EvaluationError(
+            f"arm '{endpoint.arm}' drafts another number of tokens than its checkpoint says",
+            got=len(speculation.accepted_by_position),
+            expected=endpoint.num_draft_tokens,
+        )
+    return PromptMeasurement(
+        prompt_id=prompt.prompt_id,
+        slice=prompt.slice,
+        num_prompt_tokens=answer.num_prompt_tokens,
+        num_output_tokens=answer.num_output_tokens,
+        num_steps=speculation.num_steps,
+        num_draft_tokens=speculation.num_draft_tokens,
+        num_accepted_tokens=speculation.num_accepted,
+        accepted_by_position=speculation.accepted_by_position,
+        latency_s=answer.latency_s,
+        output_digest=hashlib.sha256(answer.text.encode()).hexdigest(),
+    )
+
+
+def _check_excluded(excluded: dict[str, str], num_prompts: int, max_share: float) -> None:
+    if len(excluded) > max_share * num_prompts:
+        prompt_id, reason = next(iter(excluded.items()))
+        raise EvaluationError(
+            "too many evaluation prompts do not fit into the model's length",
+            got=f"{len(excluded)} of {num_prompts}, first {prompt_id}: {reason}",
+            expected=f"at most {max_share:.0%}",
+            fix="Raise engine.max_model_len, or lower evaluation.max_tokens.",
+        )
+
+
+def expected_counters(measurements: Sequence[PromptMeasurement]) -> dict[str, int]:
+    """What the engine's counters must have grown by, from the per-request metrics of `measurements`."""
+    expected = {
+        GENERATION_TOKENS: sum(m.num_output_tokens for m in measurements),
+        NUM_DRAFTS: sum(m.num_steps for m in measurements),
+        NUM_DRAFT_TOKENS: sum(m.num_draft_tokens for m in measurements),
+        NUM_ACCEPTED: sum(m.num_accepted_tokens for m in measurements),
+    }
+    num_positions = max((len(m.accepted_by_position) for m in measurements), default=0)
+    for k in range(num_positions):
+        expected[f'{NUM_ACCEPTED_AT}{{position="{k}"}}'] = sum(m.accepted_by_position[k] for m in measurements)
+    return expected
+
+
+def counter_growth(before: dict[str, float], after: dict[str, float], *, arm: str) -> dict[str, float]:
+    """Growth of every counter.
+
+    Raises:
+        EvaluationError: a counter fell or vanished, so the engine restarted in between.
+    """
+    for name, value in before.items():
+        if after.get(name, 0.0) < value:
+            raise EvaluationError(
+                f"the engine of arm '{arm}' restarted while it was measured",
+                got=f"{name} fell from {value:.0f} to {after.get(name, 0.0):.0f}",
+                fix="Measure the arm again; nothing of this measurement is kept.",
+            )
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+
+async def _settled_counters(client: EngineClient) -> dict[str, float]:
+    """Counters once they have stopped growing: the warm-up's last step may still be on its way."""
+    previous = await client.counters()
+    for _ in range(int(COUNTER_SETTLE_S / 0.2)):
+        await asyncio.sleep(0.2)
+        current = await client.counters()
+        if current == previous:
+            return current
+        previous = current
+    raise EvaluationError(
+        f"the engine of arm '{client.endpoint.arm}' is busy with requests that are not the measurement's",
+        fix="Measure an engine that no other client uses.",
+    )
+
+
+async def _matching_counters(
+    client: EngineClient, before: dict[str, float], measurements: Sequence[PromptMeasurement]
+) -> dict[str, float]:
+    """Counter growth once it equals the per-request sums; an error naming both when it never does."""
+    arm = client.endpoint.arm
+    expected = expected_counters(measurements)
+    for _ in range(int(COUNTER_SETTLE_S / 0.2)):
+        growth = counter_growth(before, await client.counters(), arm=arm)
+        different = {name for name, value in expected.items() if growth.get(name, 0.0) != value}
+        if not different:
+            return growth
+        await asyncio.sleep(0.2)
+    raise EvaluationError(
+        f"arm '{arm}': the engine's counters and its per-request metrics differ",
+        got="; ".join(f"{name} counter {growth.get(name, 0.0):.0f}, requests {expected[name]}" for name in different),
+        expected="equal to the token",
+        fix="Make sure that no other client uses the engine while it is measured.",
+    )

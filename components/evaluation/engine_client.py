@@ -1,0 +1,272 @@
+"""A measuring client of one vLLM engine: completions with the engine's own speculative metrics, and its counters.
+
+Requests never carry a `seed`: CPU engines die of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from components.contracts import ArmEndpoint
+from components.errors import EvaluationError
+
+SPEC_PREFIX = "vllm:spec_decode_num_"
+NUM_DRAFTS = "vllm:spec_decode_num_drafts"
+NUM_DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens"
+NUM_ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+NUM_ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos"
+GENERATION_TOKENS = "vllm:generation_tokens"
+PROMPT_TOKENS = "vllm:prompt_tokens"
+
+ResultT = TypeVar("ResultT")
+
+WARM_UP_TEXT = "Count from one to ten in words, then from ten to one."
+TOO_LONG_MARKS = ("maximum context length", "max_model_len", "longer than the maximum", "is too long")
+
+
+class PromptTooLongError(EvaluationError):
+    """The prompt and its answer do not fit into the engine's context length."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What the engine says about one request: `histogram[j]` target steps accepted exactly j draft tokens."""
+
+    histogram: tuple[int, ...]
+    num_draft_tokens: int
+
+    @property
+    def num_steps(self) -> int:
+        """Target steps that verified a draft."""
+        return sum(self.histogram)
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens accepted."""
+        return sum(j * count for j, count in enumerate(self.histogram))
+
+    @property
+    def accepted_by_position(self) -> tuple[int, ...]:
+        """Accepted drafts at positions 1..K: steps that accepted at least k (drafts are accepted left to right)."""
+        return tuple(sum(self.histogram[k:]) for k in range(1, len(self.histogram)))
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answered request; `token_times` holds (seconds since the request, tokens so far) when streamed."""
+
+    text: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    latency_s: float
+    speculation: Speculation | None
+    token_times: tuple[tuple[float, int], ...] = ()
+
+
+class EngineClient:
+    """Talks to one engine. Use as an async context manager.
+
+    Args:
+        endpoint: the engine and the model name to ask for.
+        temperature: sampling temperature of every request.
+        max_tokens: most tokens of an answer.
+        timeout_s: bound on each request, whole.
+        transport: for tests; None opens real connections.
+    """
+
+    def __init__(
+        self,
+        endpoint: ArmEndpoint,
+        *,
+        temperature: float,
+        max_tokens: int,
+        timeout_s: float,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self._sampling = {"temperature": temperature, "max_tokens": max_tokens}
+        self._timeout_s = timeout_s
+        # The pool must never queue: its waiting would count as the engine's latency.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        self._http = httpx.AsyncClient(
+            base_url=endpoint.url.rstrip("/"), timeout=timeout_s, limits=limits, transport=transport, trust_env=False
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._http.aclose()
+
+    async def complete(self, messages: Sequence[dict[str, str]], *, max_tokens: int | None = None) -> Completion:
+        """Send one chat completion and wait for the whole answer.
+
+        Raises:
+            PromptTooLongError: the engine refuses the prompt because of its length.
+            EvaluationError: no answer in time, a refusal, or an answer that is not a completion.
+        """
+        started = time.perf_counter()
+        async with self._bounded("chat completion"):
+            response = await self._http.post("/v1/chat/completions", json=self._payload(messages, max_tokens))
+        latency_s = time.perf_counter() - started
+        self._check_status(response.status_code, response.text)
+        try:
+            body = response.json()
+            text = body["choices"][0]["message"]["content"] or ""
+            return self._completion(text, body, latency_s)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise self._bad_answer(error) from None
+
+    async def stream(self, messages: Sequence[dict[str, str]]) -> Completion:
+        """As `complete`, streamed: `token_times` tells when each chunk arrived and how many tokens there were by then.
+
+        Raises:
+            As `complete`.
+        """
+        payload = self._payload(messages, None) | {
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        started = time.perf_counter()
+        text, last, times = "", dict[str, Any](), list[tuple[float, int]]()
+        async with (
+            self._bounded("streamed chat completion"),
+            self._http.stream("POST", "/v1/chat/completions", json=payload) as response,
+        ):
+            if response.is_error:
+                self._check_status(response.status_code, (await response.aread()).decode(errors="replace"))
+            try:
+                async for event in _events(response):
+                    last = event
+                    num_tokens = int(event["usage"]["completion_tokens"])
+                    if num_tokens > (times[-1][1] if times else 0):
+                        times.append((time.perf_counter() - started, num_tokens))
+                    text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+                return self._completion(text, last, time.perf_counter() - started, tuple(times))
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                raise self._bad_answer(error) from None
+
+    async def counters(self) -> dict[str, float]:
+        """The engine's counters for this model, summed over its `engine` labels.
+
+        Keys are metric names without '_total'; per-position ones end in '{position="k"}', k from 0.
+
+        Raises:
+            EvaluationError: /metrics does not answer or belongs to an engine that serves another model.
+        """
+        async with self._bounded("metrics"):
+            response = await self._http.get("/metrics")
+        self._check_status(response.status_code, response.text)
+        counters: dict[str, float] = {}
+        models = set()
+        for family in text_string_to_metric_families(response.text):
+            if not family.name.startswith((SPEC_PREFIX, GENERATION_TOKENS, PROMPT_TOKENS)) or family.type != "counter":
+                continue
+            for sample in (sample for sample in family.samples if sample.name == f"{family.name}_total"):
+                models.add(sample.labels.get("model_name"))
+                if sample.labels.get("model_name") == self.endpoint.model:
+                    position = sample.labels.get("position")
+                    key = family.name if position is None else f'{family.name}{{position="{position}"}}'
+                    counters[key] = counters.get(key, 0.0) + sample.value
+        if GENERATION_TOKENS not in counters:
+            raise EvaluationError(
+                f"the metrics of arm '{self.endpoint.arm}' are not those of its engine",
+                got=f"{self.endpoint.url}/metrics with counters of {', '.join(sorted(map(str, models))) or 'no model'}",
+                expected=self.endpoint.model,
+                fix="Point the arm's url at the engine that serves this model.",
+            )
+        return counters
+
+    async def version(self) -> str:
+        """vLLM's version as the engine reports it. Raises EvaluationError when it does not."""
+        async with self._bounded("version"):
+            response = await self._http.get("/version")
+        self._check_status(response.status_code, response.text)
+        try:
+            return str(response.json()["version"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._bad_answer(error) from None
+
+    async def warm_up(self, *, num_requests: int, max_tokens: int = 16) -> None:
+        """Answer `num_requests` short requests at once, so that first-time costs stay out of what is measured."""
+        message = {"role": "user", "content": WARM_UP_TEXT}
+        await all_or_first_error(self.complete([message], max_tokens=max_tokens) for _ in range(num_requests))
+
+    def _payload(self, messages: Sequence[dict[str, str]], max_tokens: int | None) -> dict[str, Any]:
+        payload = {"model": self.endpoint.model, "messages": list(messages), "n": 1} | self._sampling
+        return payload if max_tokens is None else payload | {"max_tokens": max_tokens}
+
+    @asynccontextmanager
+    async def _bounded(self, what: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except (TimeoutError, httpx.TimeoutException):
+            raise EvaluationError(
+                f"arm '{self.endpoint.arm}': no {what} within {self._timeout_s:g} s", got=self.endpoint.url
+            ) from None
+        except httpx.HTTPError as error:
+            raise EvaluationError(
+                f"arm '{self.endpoint.arm}': the engine does not answer",
+                got=f"{type(error).__name__} at {self.endpoint.url}",
+                fix="Look at the end of the engine's log.",
+            ) from None
+
+    def _check_status(self, status: int, body: str) -> None:
+        if status < 400:
+            return
+        refusal = " ".join(body.split())[:300]
+        if status == 400 and any(mark in body for mark in TOO_LONG_MARKS):
+            raise PromptTooLongError("prompt and answer do not fit into the model's length", got=refusal)
+        raise EvaluationError(
+            f"arm '{self.endpoint.arm}': the engine refused a request", got=f"HTTP {status}: {refusal}"
+        )
+
+    def _completion(
+        self, text: str, body: dict[str, Any], latency_s: float, times: tuple[tuple[float, int], ...] = ()
+    ) -> Completion:
+        usage = body["usage"]
+        told = (body.get("metrics") or {}).get("speculative_decoding")
+        speculation = None
+        if told is not None:
+            speculation = Speculation(tuple(map(int, told["acceptance_histogram"])), int(told["num_draft_tokens"]))
+        return Completion(
+            text=text,
+            num_prompt_tokens=int(usage["prompt_tokens"]),
+            num_output_tokens=int(usage["completion_tokens"]),
+            latency_s=latency_s,
+            speculation=speculation,
+            token_times=times,
+        )
+
+    def _bad_answer(self, error: Exception) -> EvaluationError:
+        return EvaluationError(
+            f"arm '{self.endpoint.arm}': the engine's answer is not what vLLM sends",
+            got=f"{type(error).__name__}: {error}",
+        )
+
+
+async def all_or_first_error(coroutines: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """Results in order; the first error is raised as it is, once all other coroutines are cancelled and have ended."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in response.aiter_lines():
+        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
+            yield json.loads(data)

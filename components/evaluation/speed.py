@@ -1,0 +1,196 @@
+"""Throughput and latency of the served arms against requests in flight, and the schedule that follows from them.
+
+One arm at a time gets the machine. Within each concurrency the arms alternate round by round, and every second round
+runs them in reverse (A B, B A, A B, ...), so that a machine that slows down or speeds up over the minutes hits all
+arms alike. Medians over the rounds are reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+
+import httpx
+import numpy as np
+
+from components.contracts import ArmEndpoint, Progress, SpeedPoint
+from components.errors import EvaluationError
+from components.evaluation.engine_client import Completion, EngineClient, all_or_first_error
+from components.evaluation.prompts import Prompt
+from components.settings import EvaluationSettings
+
+
+@dataclass(frozen=True)
+class Round:
+    """One arm, one concurrency, one round."""
+
+    num_requests: int
+    output_tokens_per_s: float
+    ttft_ms: tuple[float, ...]
+    itl_ms: tuple[float, ...]
+
+
+def measure_speed(
+    endpoints: Sequence[ArmEndpoint],
+    prompts: Sequence[Prompt],
+    *,
+    settings: EvaluationSettings,
+    request_timeout_s: float = 300,
+    progress: Progress | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> dict[str, tuple[SpeedPoint, ...]]:
+    """Measure every arm at every concurrency of the recipe, interleaved; points are in order of concurrency.
+
+    Each round sends the same first `max(speed_requests, concurrency)` prompts, so arms are compared on equal work.
+    The engines must serve nobody else meanwhile. Must not be called from a running event loop.
+
+    Raises:
+        EvaluationError: no prompts, two arms of one name, an engine that fails or answers without a token.
+    """
+    if not prompts:
+        raise EvaluationError("no prompts to measure speed on")
+    if len({endpoint.arm for endpoint in endpoints}) != len(endpoints):
+        raise EvaluationError("two arms have the same name", got=", ".join(endpoint.arm for endpoint in endpoints))
+    clients = [
+        EngineClient(
+            endpoint,
+            temperature=settings.temperature,
+            max_tokens=settings.max_tokens,
+            timeout_s=request_timeout_s,
+            transport=transport,
+        )
+        for endpoint in endpoints
+    ]
+    return asyncio.run(_measure(clients, prompts, settings, progress))
+
+
+async def _measure(
+    clients: Sequence[EngineClient], prompts: Sequence[Prompt], settings: EvaluationSettings, progress: Progress | None
+) -> dict[str, tuple[SpeedPoint, ...]]:
+    levels = sorted(set(settings.speed_concurrency))
+    plan = [
+        (concurrency, client)
+        for concurrency in levels
+        for index in range(settings.speed_repeats)
+        for client in (clients if index % 2 == 0 else reversed(clients))
+    ]
+    rounds: dict[tuple[str, int], list[Round]] = {}
+    async with AsyncExitStack() as stack:
+        for client in clients:
+            await stack.enter_async_context(client)
+            await client.warm_up(num_requests=max(levels))
+        for num_done, (concurrency, client) in enumerate(plan, start=1):
+            chosen = _cycle(prompts, max(settings.speed_requests, concurrency))
+            key = (client.endpoint.arm, concurrency)
+            rounds.setdefault(key, []).append(await _round(client, chosen, concurrency))
+            if progress is not None:
+                progress(f"speed of {key[0]} at {concurrency} in flight", num_done, len(plan))
+    return {
+        client.endpoint.arm: tuple(speed_point(level, rounds[client.endpoint.arm, level]) for level in levels)
+        for client in clients
+    }
+
+
+def _cycle(prompts: Sequence[Prompt], num_prompts: int) -> list[Prompt]:
+    return [prompts[index % len(prompts)] for index in range(num_prompts)]
+
+
+async def _round(client: EngineClient, prompts: Sequence[Prompt], concurrency: int) -> Round:
+    waiting = iter(prompts)
+    answers: list[Completion] = []
+
+    async def one_in_flight() -> None:
+        # Lanes share one iterator: a lane takes the next prompt as soon as its last answer is there.
+        for prompt in waiting:
+            answers.append(await client.stream(prompt.messages))
+
+    started = time.perf_counter()
+    await all_or_first_error(one_in_flight() for _ in range(concurrency))
+    duration_s = time.perf_counter() - started
+    if not all(answer.token_times for answer in answers):
+        raise EvaluationError(f"arm '{client.endpoint.arm}' answered a request without a single token")
+    return Round(
+        num_requests=len(answers),
+        output_tokens_per_s=sum(answer.num_output_tokens for answer in answers) / duration_s,
+        ttft_ms=tuple(answer.token_times[0][0] * 1e3 for answer in answers),
+        itl_ms=tuple(latency for answer in answers for latency in inter_token_latencies_ms(answer.token_times)),
+    )
+
+
+def inter_token_latencies_ms(token_times: Sequence[tuple[float, int]]) -> list[float]:
+    """Milliseconds per token after the first, one value per token.
+
+    A chunk of m tokens that comes t after the chunk before it gives m values of t / m: a drafter's several tokens
+    per step count as what they are worth to a reader, not as one long gap and some of zero.
+
+    Args:
+        token_times: (seconds since the request, tokens so far) at each chunk.
+    """
+    latencies: list[float] = []
+    for (earlier_s, tokens_before), (later_s, tokens_after) in pairwise(token_times):
+        num_new = tokens_after - tokens_before
+        latencies += [(later_s - earlier_s) * 1e3 / num_new] * num_new
+    return latencies
+
+
+def speed_point(concurrency: int, rounds: Sequence[Round]) -> SpeedPoint:
+    """Medians over `rounds` of throughput and of the per-round latency percentiles."""
+
+    def median_of(percentile: float, samples: Sequence[tuple[float, ...]]) -> float:
+        per_round = [float(np.percentile(sample, percentile)) for sample in samples if sample]
+        return float(np.median(per_round)) if per_round else 0.0
+
+    ttft, itl = [r.ttft_ms for r in rounds], [r.itl_ms for r in rounds]
+    return SpeedPoint(
+        concurrency=concurrency,
+        num_requests=sum(r.num_requests for r in rounds),
+        output_tokens_per_s=float(np.median([r.output_tokens_per_s for r in rounds])),
+        ttft_p50_ms=median_of(50, ttft),
+        ttft_p99_ms=median_of(99, ttft),
+        itl_p50_ms=median_of(50, itl),
+        itl_p99_ms=median_of(99, itl),
+    )
+
+
+def speedups(
+    speed: Mapping[str, Sequence[SpeedPoint]], *, arm: str = "candidate", over: str = "no_draft"
+) -> dict[int, float]:
+    """Throughput of `arm` over that of `over` at each concurrency both were measured at."""
+    base = {point.concurrency: point.output_tokens_per_s for point in speed.get(over, ())}
+    return {
+        point.concurrency: point.output_tokens_per_s / base[point.concurrency]
+        for point in sorted(speed.get(arm, ()), key=lambda point: point.concurrency)
+        if base.get(point.concurrency, 0.0) > 0
+    }
+
+
+def choose_schedule(
+    speed: Mapping[str, Sequence[SpeedPoint]],
+    num_draft_tokens: int,
+    *,
+    arm: str = "candidate",
+    max_requests: int = 64,
+) -> tuple[tuple[int, int, int], ...]:
+    """vLLM's `num_speculative_tokens_per_batch_size` from the measured break-even: rows of (from, to, K).
+
+    K draft tokens up to the largest measured concurrency at which (and at all smaller ones) `arm` is at least as fast
+    as no_draft, none above. Between two measured points the smaller one is trusted: K = 0 is only slower, so the
+    schedule errs to the side of plain decoding. Without measured speed-ups the schedule is empty (always K).
+    """
+    ratios = speedups(speed, arm=arm)
+    if not ratios:
+        return ()
+    winning = 0
+    for concurrency, ratio in ratios.items():
+        if ratio < 1.0:
+            break
+        winning = concurrency
+    if winning == 0:
+        return ((1, max_requests, 0),)
+    if winning == max(ratios):
+        return ((1, max(winning, max_requests), num_draft_tokens),)
+    return ((1, winning, num_draft_tokens), (winning + 1, max(winning + 1, max_requests), 0))
