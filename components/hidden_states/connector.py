@@ -1,0 +1,300 @@
+"""The KV connector that runs inside vLLM and writes hidden states into the store. CPU and CUDA.
+
+Built on hs_connectors' Mooncake connector, which keeps vLLM's disguise of hidden states as KV ([T, L, H] as tokens,
+heads, head size) and reads it back when a request ends. What this subclass adds:
+
+- the client names the sample (`kv_transfer_params: {"hidden_states_key": NAME}`); requests without a name store
+  nothing, nor do aborted ones, so a consumer that hangs up leaves nothing behind;
+- samples are written at the beginning of the next engine step, beside its forward pass, not after it;
+- hard pin: an unread sample is never evicted, a full store refuses (-200) instead;
+- a byte budget below the store's size: past it a sample is refused at once with an error marker, nothing queues;
+- a header with run id, fingerprint, layer ids, dtype, shape and checksum (`wire`);
+- samples nobody read for `orphan_ttl_s` are removed, so a consumer that was killed leaves an empty store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from hs_connectors.mooncake_hidden_states_connector import MooncakeHiddenStatesConnector
+from hs_connectors.mooncake_store import MooncakeHiddenStatesStore, MooncakeStoreConfig
+from mooncake.store import ReplicateConfig
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.request import RequestStatus
+
+from components.contracts import TargetFingerprint
+from components.errors import ConfigError
+from components.hidden_states.wire import (
+    HEADER_BYTES,
+    SampleHeader,
+    checked_name,
+    error_key,
+    layout,
+    pack_header,
+    payload_checksum,
+    store_key,
+)
+
+logger = init_logger(__name__)
+
+_NO_AVAILABLE_HANDLE = -200
+_OBJECT_NOT_FOUND = -704
+
+
+class RefusedError(RuntimeError):
+    """A sample was refused: over the byte budget, or the store has no room. The client may ask again."""
+
+
+class CpuDevice:
+    """Stand-in for an accelerator's stream module: CPU work is done when the call returns."""
+
+    class Event:
+        """An event that has always happened."""
+
+        def record(self, stream: object = None) -> None:
+            """Nothing to record."""
+
+        def synchronize(self) -> None:
+            """Nothing to wait for."""
+
+    class Stream:
+        """A stream without a queue."""
+
+        def wait_event(self, event: object) -> None:
+            """Nothing to wait for."""
+
+        def synchronize(self) -> None:
+            """Nothing to wait for."""
+
+    @staticmethod
+    @contextlib.contextmanager
+    def stream(stream: object) -> Iterator[object]:
+        """Run the body on the only stream there is."""
+        yield stream
+
+
+class HeldKeys:
+    """Bytes this engine has put into the store and that nobody has removed yet. Thread-safe.
+
+    The store tells nobody when a reader removes a key, so before refusing, and on every sweep, the keys are looked up.
+    """
+
+    def __init__(self, *, budget_bytes: int, orphan_ttl_s: float) -> None:
+        self._budget_bytes = budget_bytes
+        self._orphan_ttl_s = orphan_ttl_s
+        self._keys: dict[str, tuple[int, float]] = {}  # key -> bytes, time of the put
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def admit(self, key: str, num_bytes: int, *, store: Any) -> None:
+        """Count `num_bytes` under `key`.
+
+        Raises:
+            RefusedError: that would pass the budget.
+        """
+        with self._lock:
+            if self._num_bytes + num_bytes > self._budget_bytes:
+                self._forget_removed(store)
+            if self._num_bytes + num_bytes > self._budget_bytes:
+                raise RefusedError(
+                    f"budget: {self._num_bytes} of {self._budget_bytes} bytes held unread in {len(self._keys)} samples,"
+                    f" no room for {num_bytes} more"
+                )
+            self._keys[key] = (num_bytes, time.monotonic())
+            self._num_bytes += num_bytes
+
+    def drop(self, key: str) -> None:
+        """Stop counting `key`."""
+        with self._lock:
+            num_bytes, _ = self._keys.pop(key, (0, 0.0))
+            self._num_bytes -= num_bytes
+
+    def sweep(self, store: Any) -> int:
+        """Remove keys older than the TTL from the store; return how many orphans there were."""
+        with self._lock:
+            self._forget_removed(store)
+            limit = time.monotonic() - self._orphan_ttl_s
+            orphans = [key for key, (_, put_at) in self._keys.items() if put_at < limit]
+        num_removed = 0
+        for key in orphans:
+            if store.remove(key, force=True) in (0, _OBJECT_NOT_FOUND):
+                self.drop(key)
+                num_removed += 1
+        return num_removed
+
+    def _forget_removed(self, store: Any) -> None:
+        keys = list(self._keys)
+        for key, status in zip(keys, store.batch_is_exist(keys) if keys else [], strict=True):
+            if status == 0:  # negative: the master did not answer; keep counting
+                num_bytes, _ = self._keys.pop(key)
+                self._num_bytes -= num_bytes
+
+
+class StampedStore(MooncakeHiddenStatesStore):
+    """hs_connectors' store, writing our object format: pinned, stamped, within a budget."""
+
+    def __init__(self, config: MooncakeStoreConfig, *, stream: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(config)
+        fingerprint = TargetFingerprint.model_validate(stream["fingerprint"])
+        self._run_id = checked_name(stream["run_id"], what="the run id")
+        self._weights = fingerprint.weights
+        self._fingerprint = fingerprint.digest
+        self._layer_ids = tuple(stream["layer_ids"])
+        self._dtype = str(dtype).removeprefix("torch.")
+        self._orphan_ttl_s = float(stream["orphan_ttl_s"])
+        self.held = HeldKeys(budget_bytes=int(stream["budget_bytes"]), orphan_ttl_s=self._orphan_ttl_s)
+        self._pinned = ReplicateConfig()
+        self._pinned.with_hard_pin = True
+
+    @property
+    def run_id(self) -> str:
+        """Run every key is filed under."""
+        return self._run_id
+
+    def setup(self) -> StampedStore:
+        """Connect to the master and start the sweep of orphans."""
+        if self.is_setup:
+            return self
+        super().setup()
+        threading.Thread(target=self._sweep_forever, name="hidden-states-sweep", daemon=True).start()
+        return self
+
+    def put_sample(self, transfer_manifest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Publish one sample; it becomes visible as a whole.
+
+        Raises:
+            RefusedError: over the budget, or the store is full.
+            RuntimeError: the store answered with another error.
+        """
+        key = transfer_manifest["handle"]
+        states_TLH = tensors["hidden_states"]
+        num_tokens, num_layers, hidden_size = states_TLH.shape
+        place = layout(num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size, dtype=self._dtype)
+        store = self._require_store()
+        self.held.admit(key, place.num_bytes, store=store)
+        try:
+            buffer = self._staging_buffer("put", place.num_bytes)[: place.num_bytes]
+            _fill(buffer, states_TLH, tensors["token_ids"], place_tokens=place.tokens_offset)
+            header = self._header(key, shape=(num_tokens, num_layers, hidden_size), buffer=buffer)
+            buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(pack_header(header)), dtype=torch.uint8)
+            status = store.put_from(key, buffer.data_ptr(), place.num_bytes, self._pinned)
+            if status == _NO_AVAILABLE_HANDLE:
+                raise RefusedError(f"store full: no room for {place.num_bytes} bytes (status {status})")
+            if status != 0:
+                raise RuntimeError(f"store refused {key}: status {status}")
+        except BaseException:
+            self.held.drop(key)
+            raise
+
+    def put_error(self, transfer_manifest: dict[str, Any], error: str) -> None:
+        """Publish a small marker in place of a sample, so that its reader asks again instead of waiting."""
+        key = error_key(transfer_manifest["handle"])
+        status = self._require_store().put(key, json.dumps({"error": error[:2048]}).encode(), self._pinned)
+        if status != 0:
+            raise RuntimeError(f"store refused the error marker {key}: status {status}")
+        with contextlib.suppress(RefusedError):  # a marker is never refused, but swept like a sample
+            self.held.admit(key, 0, store=self._require_store())
+
+    def _header(self, key: str, *, shape: tuple[int, int, int], buffer: torch.Tensor) -> SampleHeader:
+        return SampleHeader(
+            run_id=self._run_id,
+            sample=key.removeprefix(store_key(self._run_id, "")),
+            weights=self._weights,
+            fingerprint=self._fingerprint,
+            layer_ids=self._layer_ids,
+            dtype=self._dtype,
+            shape=shape,
+            checksum=payload_checksum(memoryview(buffer.numpy())),
+        )
+
+    def _sweep_forever(self) -> None:
+        while True:
+            time.sleep(min(5.0, max(0.5, self._orphan_ttl_s / 4)))
+            try:
+                num_removed = self.held.sweep(self._require_store())
+            except Exception:  # the sweep must outlive a master that is away for a while
+                logger.exception("Sweep of unread hidden states failed; will try again")
+                continue
+            if num_removed:
+                logger.warning("Removed %d samples that nobody read within %g s", num_removed, self._orphan_ttl_s)
+
+
+class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
+    """Writes the hidden states of named requests into the store. See the module's docstring."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        stream = self._kv_transfer_config.get_from_extra_config("stream", None)
+        if stream is None:
+            raise ValueError("kv_connector_extra_config has no 'stream'; launch the engine with extraction_args()")
+        if len(stream["layer_ids"]) != self._num_hidden_states:
+            raise ValueError(
+                f"stream.layer_ids names {len(stream['layer_ids'])} layers,"
+                f" the engine extracts {self._num_hidden_states}"
+            )
+        config = MooncakeStoreConfig.from_dict(self._kv_transfer_config.get_from_extra_config("mooncake", {}))
+        self._store: StampedStore = StampedStore(config, stream=stream, dtype=self._hidden_state_dtype)
+
+    def _device(self) -> Any:
+        if current_platform.is_cpu():
+            return CpuDevice
+        return super()._device()
+
+    # Scheduler side ------------------------------------------------------------------------------------------------
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Queue the save of a named, completed request. Others store nothing and free their blocks at once."""
+        name = (request.kv_transfer_params or {}).get("hidden_states_key")
+        completed = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+        if name is None or not completed:
+            self._request_keys.pop(request.request_id, None)
+            return False, None
+        try:
+            key = store_key(self._store.run_id, checked_name(str(name), what="hidden_states_key"))
+        except ConfigError as error:  # a client's mistake must not end the engine
+            self._request_keys.pop(request.request_id, None)
+            return False, {"error": str(error)}
+        self._request_keys[request.request_id] = key
+        _, manifest = super().request_finished(request, block_ids)
+        assert manifest is not None
+        return True, {"handle": manifest["handle"], "num_tokens": manifest["metadata"]["num_tokens"]}
+
+    # Worker side ---------------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Connect to the store with the engine's start, so that a missing master fails the start, not a sample."""
+        super().register_kv_caches(kv_caches)
+        if self._is_tp_rank_zero:
+            self._ensure_store()
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Start the saves of the requests that ended in the last step, beside this step's forward pass.
+
+        Upstream starts them after the pass; a prefill step takes a second or more, in which the sample would hold
+        its credit for nothing. The blocks are not freed before `get_finished` reports the save, so this is safe.
+        """
+        super().bind_connector_metadata(connector_metadata)
+        if not self._is_tp_rank_zero or self._kv_cache is None:
+            return
+        for pending in connector_metadata.pending_saves:
+            ready = self._device().Event()
+            ready.record()
+            future = self._get_executor().submit(self._write_sample, pending, ready)
+            self._req_futures[pending.req_id] = future
+
+
+def _fill(buffer: torch.Tensor, states_TLH: torch.Tensor, token_ids: torch.Tensor, *, place_tokens: int) -> None:
+    """Copy a sample into its staging buffer; bytes between the parts are zeroed so that the checksum is defined."""
+    num_bytes = states_TLH.numel() * states_TLH.element_size()
+    buffer[HEADER_BYTES : HEADER_BYTES + num_bytes].view(states_TLH.dtype).view(states_TLH.shape).copy_(states_TLH)
+    buffer[HEADER_BYTES + num_bytes : place_tokens].zero_()
+    tokens = buffer[place_tokens : place_tokens + 4 * token_ids.numel()].view(torch.int32)
+    tokens.copy_(token_ids)
+    buffer[place_tokens + 4 * token_ids.numel() :].zero_()

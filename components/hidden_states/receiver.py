@@ -1,0 +1,383 @@
+"""The reading side of the stream: sends a sample's request when it has credits, reads, checks, retries, quarantines.
+
+Bytes held are measured twice. From credits and ring: an upper bound, because credits are taken before a sample
+exists. From the store: the master's allocated bytes above what it held when the stream began, looked up at most
+twice a second, plus the ring. The report takes the larger. T tokens, L layers, H hidden.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from components.contracts import TargetFingerprint
+from components.errors import EngineError, FingerprintMismatchError, StoreError, StreamError
+from components.hidden_states.buffers import Credits, Region, Ring
+from components.hidden_states.checks import (
+    FaultyStatesError,
+    LayerVariance,
+    LmHeadCheck,
+    check_header,
+    check_payload,
+    check_token_ids,
+)
+from components.hidden_states.extraction_client import ExtractionClient
+from components.hidden_states.statistics import StreamStatistics
+from components.hidden_states.store import StoreClient
+from components.hidden_states.wire import Layout, error_key, layout, sample_name, store_key, unpack_header
+from components.settings import StreamSettings
+
+_TICK_S = 0.2
+_OBSERVE_EVERY_S = 0.5
+_MAX_FAILED_LOOKS = 3
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.001, 0.02
+_APPEAR_TIMEOUT_S = 30.0  # the response comes before the write; a writer that neither wrote nor marked by then will not
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 5.0
+_HOPELESS = {"layers", "dtype", "fingerprint"}  # settings, not accidents: a retry gives the same
+
+
+@dataclass(frozen=True, eq=False)
+class SampleRequest:
+    """One sample to stream.
+
+    Args:
+        index: its place in the epoch's order, for the record.
+        sample_id: its name in the dataset.
+        token_ids: int32 (T,).
+        loss_mask: bool (T,); True where the token is supervised (the target wrote it).
+        greedy: whether the supervised tokens were generated at temperature 0; None: not known.
+    """
+
+    index: int
+    sample_id: str
+    token_ids: np.ndarray
+    loss_mask: np.ndarray
+    greedy: bool | None = None
+
+
+class Sample:
+    """A checked sample. `states_TLH` is a view of a reader buffer (bfloat16), valid until `release()`."""
+
+    def __init__(self, request: SampleRequest, states_TLH: torch.Tensor, *, ring: Ring, region: Region) -> None:
+        self.request = request
+        self.states_TLH = states_TLH
+        self._ring = ring
+        self._region = region
+
+    def release(self) -> None:
+        """Give the buffer back; releasing twice does no harm."""
+        self._ring.release(self._region)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What every sample of this reader has to carry."""
+
+    run_id: str
+    consumer: str
+    fingerprint: TargetFingerprint
+    layer_ids: tuple[int, ...]
+    hidden_size: int
+
+
+@dataclass
+class Arrival:
+    """A sample on its way: its credits are taken; `future` is None when it is too large ever to be sent."""
+
+    request: SampleRequest
+    serial: int
+    place: Layout
+    future: Future[int] | None
+
+
+class Receiver:
+    """See the module's docstring. `send` runs on the feeder's thread, everything else on the receiver's."""
+
+    def __init__(
+        self,
+        settings: StreamSettings,
+        *,
+        identity: Identity,
+        client: StoreClient,
+        engines: ExtractionClient,
+        variance: LayerVariance,
+        lm_head: LmHeadCheck | None,
+        statistics: StreamStatistics,
+        stop: threading.Event,
+        store_bytes: int,
+        ring_bytes: int,
+    ) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._client = client
+        self._engines = engines
+        self._variance = variance
+        self._lm_head = lm_head
+        self._statistics = statistics
+        self._stop = stop
+        self.credits = Credits(store_bytes)
+        self.ring = Ring(ring_bytes)
+        self.is_blocked_by_consumer = False
+        self._slots = threading.Semaphore(settings.requests_in_flight)
+        self._buffer = torch.empty(ring_bytes, dtype=torch.uint8)
+        self._bytes = memoryview(self._buffer.numpy())
+        self._before = client.metrics()  # what other runs hold is not ours
+        self._observed_at = 0.0
+        self._num_failed_looks = 0
+        client.register(self._buffer)
+
+    def close(self) -> None:
+        """Unregister the buffer; views that are still held stay readable."""
+        self._client.unregister(self._buffer)
+
+    def send(self, request: SampleRequest, *, serial: int) -> Arrival | None:
+        """Take credits and a slot, start the request; None when the stream ends meanwhile.
+
+        Raises:
+            StreamError: token ids and loss mask do not fit each other.
+        """
+        num_tokens = len(request.token_ids)
+        if num_tokens == 0 or request.loss_mask.shape != request.token_ids.shape or request.token_ids.ndim != 1:
+            raise StreamError(
+                f"sample {request.sample_id} has no usable shape",
+                got=f"token_ids {request.token_ids.shape}, loss_mask {request.loss_mask.shape}",
+                expected="two equal shapes (T,), T >= 1",
+            )
+        identity = self._identity
+        place = layout(num_tokens=num_tokens, num_layers=len(identity.layer_ids), hidden_size=identity.hidden_size)
+        arrival = Arrival(request=request, serial=serial, place=place, future=None)
+        if place.num_bytes > min(self.credits.capacity_bytes, self.ring.capacity_bytes):
+            return arrival
+        while not self.credits.acquire(place.num_bytes, timeout_s=_TICK_S):
+            if self._stop.is_set():
+                return None
+        while not self._slots.acquire(timeout=_TICK_S):
+            if self._stop.is_set():
+                return None
+        arrival.future = self._request(arrival, attempt=0)
+        arrival.future.add_done_callback(lambda _: self._slots.release())
+        self._account()
+        return arrival
+
+    def receive(self, arrival: Arrival) -> Sample | None:
+        """Read one sample, asking again when it is wrong; None when it was quarantined or the stream ends.
+
+        Raises:
+            EngineError, StoreError: a service is gone.
+            FingerprintMismatchError, StreamError: no retry can help, or too many samples were quarantined.
+        """
+        if arrival.future is None:
+            self._quarantine(arrival, FaultyStatesError("too_large", "a sample exceeds half the budget"))
+            return None
+        region = self._allocate(arrival.place.num_bytes)
+        if region is None:
+            return None
+        try:
+            sample = self._try_repeatedly(arrival, region)
+        except BaseException:
+            self.ring.release(region)
+            raise
+        finally:
+            self.credits.release(arrival.place.num_bytes)
+            self._account()
+        if sample is None:
+            self.ring.release(region)
+        return sample
+
+    def observe(self) -> None:
+        """Look at the store now and then. A master that is away for longer ends the stream.
+
+        Raises:
+            StoreError: three looks in a row failed.
+        """
+        now = time.monotonic()
+        if now - self._observed_at < _OBSERVE_EVERY_S:
+            return
+        self._observed_at = now
+        try:
+            metrics = self._client.metrics()
+        except StoreError:
+            self._num_failed_looks += 1
+            if self._num_failed_looks >= _MAX_FAILED_LOOKS:
+                raise
+            return
+        self._num_failed_looks = 0
+        statistics = self._statistics
+        statistics.store_bytes = max(0, metrics.allocated_bytes - self._before.allocated_bytes)
+        statistics.num_evicted = metrics.num_evicted - self._before.num_evicted
+        statistics.bytes_on_disk = max(statistics.bytes_on_disk, metrics.file_bytes - self._before.file_bytes)
+        statistics.peak_bytes_held = max(statistics.peak_bytes_held, statistics.store_bytes + self.ring.used_bytes)
+
+    def _account(self) -> None:
+        statistics = self._statistics
+        statistics.credit_bytes, statistics.ring_bytes = self.credits.used_bytes, self.ring.used_bytes
+        held = statistics.credit_bytes + statistics.ring_bytes
+        statistics.peak_bytes_held = max(statistics.peak_bytes_held, held)
+
+    def _allocate(self, num_bytes: int) -> Region | None:
+        try:
+            while (region := self.ring.allocate(num_bytes, timeout_s=_TICK_S)) is None:
+                if self._stop.is_set():
+                    return None
+                self.is_blocked_by_consumer = True
+                self.observe()
+        finally:
+            self.is_blocked_by_consumer = False
+        self._account()
+        return region
+
+    def _try_repeatedly(self, arrival: Arrival, region: Region) -> Sample | None:
+        fault: FaultyStatesError | None = None
+        for attempt in range(self._settings.max_retries + 1):
+            try:
+                future = arrival.future if attempt == 0 else self._request(arrival, attempt=attempt)
+                assert future is not None
+                token = self._result(future)
+                return None if token is None else self._read(arrival, region, attempt=attempt, engine_token=token)
+            except FaultyStatesError as error:
+                self._refuse_hopeless(error)
+                fault = error
+                if error.reason == "refused":
+                    break
+            except EngineError:
+                if attempt == self._settings.max_retries:
+                    raise
+            self._statistics.num_retried += attempt < self._settings.max_retries
+            if self._stop.wait(min(_FIRST_BACKOFF_S * 2**attempt, _LONGEST_BACKOFF_S) if attempt else 0.0):
+                return None
+        assert fault is not None
+        self._quarantine(arrival, fault)
+        return None
+
+    def _request(self, arrival: Arrival, *, attempt: int) -> Future[int]:
+        future = self._engines.request(
+            index=arrival.serial, name=self._name(arrival, attempt), token_ids=arrival.request.token_ids
+        )
+        self._statistics.request_started()
+        future.add_done_callback(lambda _: self._statistics.request_ended())
+        return future
+
+    def _result(self, future: Future[int]) -> int | None:
+        """The engine's next token; None when the stream ends. The client bounds every request itself."""
+        while not self._stop.is_set():
+            try:
+                return future.result(timeout=_TICK_S)
+            except FutureTimeoutError:
+                self.observe()
+            except CancelledError:
+                return None
+        return None
+
+    def _read(self, arrival: Arrival, region: Region, *, attempt: int, engine_token: int) -> Sample:
+        name = self._name(arrival, attempt)
+        key = store_key(self._identity.run_id, name)
+        place = arrival.place
+        self._fetch(key, region, place.num_bytes)
+        view = self._bytes[region.start : region.start + place.num_bytes]
+        states_TLH = self._check(arrival.request, view, name=name, region=region, place=place, token=engine_token)
+        statistics = self._statistics
+        statistics.num_samples += 1
+        statistics.num_tokens += len(arrival.request.token_ids)
+        statistics.bytes_streamed += place.num_bytes
+        self.observe()
+        return Sample(arrival.request, states_TLH, ring=self.ring, region=region)
+
+    def _fetch(self, key: str, region: Region, num_bytes: int) -> None:
+        """Wait for the object, copy it into the region and remove it from the store.
+
+        Raises:
+            FaultyStatesError: 'writer' (the engine marked it), 'missing' (neither sample nor marker came).
+        """
+        pointer = self._buffer.data_ptr() + region.start
+        deadline = time.monotonic() + min(_APPEAR_TIMEOUT_S, self._settings.request_timeout_s)
+        poll_s = _FIRST_POLL_S
+        while not self._client.read_into(key, pointer, num_bytes):
+            marker = self._client.read_small(error_key(key))
+            if marker is not None:
+                self._client.remove(error_key(key))
+                raise FaultyStatesError("writer", "the engine could not store a sample", got=_marker_text(marker))
+            if time.monotonic() > deadline or self._stop.is_set():
+                raise FaultyStatesError("missing", "a sample never appeared in the store, or was evicted", got=key)
+            time.sleep(poll_s)
+            poll_s = min(2 * poll_s, _LONGEST_POLL_S)
+            self.observe()
+        on_disk = self._client.num_bytes_on_disk(key, num_bytes=num_bytes)
+        self._statistics.bytes_on_disk += on_disk
+        self._client.remove(key)
+
+    def _check(
+        self, request: SampleRequest, view: memoryview, *, name: str, region: Region, place: Layout, token: int
+    ) -> torch.Tensor:
+        """Run every check on a sample that lies in the ring; its states as a tensor view of it."""
+        identity = self._identity
+        shape = (len(request.token_ids), len(identity.layer_ids), identity.hidden_size)
+        try:
+            header = unpack_header(view)
+        except FaultyStatesError:
+            raise
+        except StreamError as error:
+            raise FaultyStatesError("header", error.problem, got=error.got, expected=error.expected) from None
+        check_header(
+            header, run_id=identity.run_id, sample=name, fingerprint=identity.fingerprint,
+            layer_ids=identity.layer_ids, shape=shape,
+        )  # fmt: skip
+        check_payload(view, header)
+        stored_ids = np.frombuffer(view, dtype=np.int32, count=shape[0], offset=place.tokens_offset)
+        check_token_ids(stored_ids, request.token_ids)
+        start = region.start + place.states_offset
+        states_TLH = self._buffer[start : start + place.states_bytes].view(torch.bfloat16).view(shape)
+        self._variance.check(states_TLH)
+        if self._lm_head is not None and self._statistics.num_samples % self._settings.check_every == 0:
+            self._lm_head.check(
+                states_TLH[:, -1], token_ids=request.token_ids, loss_mask=request.loss_mask,
+                engine_token=token, greedy=request.greedy,
+            )  # fmt: skip
+            self._statistics.lm_head_share = self._lm_head.engine.share
+            self._statistics.answer_share = self._lm_head.answers.share
+        return states_TLH
+
+    def _refuse_hopeless(self, fault: FaultyStatesError) -> None:
+        if fault.reason not in _HOPELESS:
+            return
+        kind = FingerprintMismatchError if fault.reason == "fingerprint" else StreamError
+        raise kind(
+            f"the engine extracts for other settings: {fault.problem}",
+            got=fault.got,
+            expected=fault.expected,
+            fix="Restart the extraction engine with this run's recipe.",
+        )
+
+    def _quarantine(self, arrival: Arrival, fault: FaultyStatesError) -> None:
+        """Give a sample up.
+
+        Raises:
+            StreamError: more than `max_quarantine_share` were given up; one is always forgiven unless the share is 0.
+        """
+        statistics = self._statistics
+        statistics.quarantined[fault.reason] += 1
+        num_seen = statistics.num_samples + statistics.num_quarantined
+        share = self._settings.max_quarantine_share
+        allowed = max(share * num_seen, 1.0 if share > 0 else 0.0)
+        if statistics.num_quarantined > allowed:
+            raise StreamError(
+                f"too many samples were quarantined; the last, {arrival.request.sample_id}: {fault}",
+                got=f"{statistics.num_quarantined} of {num_seen} ({dict(statistics.quarantined)})",
+                expected=f"a share of at most {share}",
+            )
+
+    def _name(self, arrival: Arrival, attempt: int) -> str:
+        return sample_name(consumer=self._identity.consumer, index=arrival.serial, attempt=attempt)
+
+
+def _marker_text(marker: bytes) -> str:
+    try:
+        return str(json.loads(marker)["error"])
+    except (ValueError, KeyError):
+        return repr(marker[:200])

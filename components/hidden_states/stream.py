@@ -1,0 +1,300 @@
+"""The stream: hidden states from extraction engines to a trainer, in order, within a byte budget, used once.
+
+    requests ─ feeder ──credits──> engine ──connector──> store ─ receiver ──ring──> checked Sample ──> trainer
+               (thread)                                          (thread)
+
+The feeder takes credits for a sample's bytes before it sends the prefill request. The receiver reads samples in
+request order into a ring of registered memory, removes their keys, checks them and gives the credits back. Credits
+(what the store may hold) and ring (reader buffers) add up to `budget_mib`. T tokens, L layers, H hidden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType, TracebackType
+from typing import Self
+
+from components.contracts import StoreEndpoint, StreamReport, TargetFingerprint
+from components.errors import DSparkError, StreamError
+from components.hidden_states.checks import LayerVariance, LmHead, LmHeadCheck
+from components.hidden_states.extraction_client import ExtractionClient
+from components.hidden_states.launch import extraction_layer_ids
+from components.hidden_states.receiver import Arrival, Identity, Receiver, Sample, SampleRequest
+from components.hidden_states.statistics import StreamStatistics
+from components.hidden_states.store import StoreClient, sweep_run
+from components.hidden_states.wire import budget_split, checked_name, run_prefix
+from components.settings import StreamSettings
+
+__all__ = ["HiddenStateStream", "Sample", "SampleRequest", "sweep_run"]
+
+Metrics = Callable[[dict[str, float]], None]
+
+_TICK_S = 0.2
+_METRICS_EVERY_S = 1.0
+_STUCK_S = 2.0  # the consumer waits for a sample while it holds every buffer: nothing will come
+_SETTLE_S = 2.0  # after cancelling requests: longer than an engine step, in which one may still finish and write
+_END = object()
+
+
+class HiddenStateStream:
+    """Streams hidden states for a trainer. A context manager; leaving it, however, leaves no key in the store.
+
+    Args:
+        settings: layers, budget, concurrency, retries, checks.
+        engine_urls: extraction engines (started with `extraction_args`), base URLs without /v1.
+        model: served model name.
+        store: the Mooncake store the engines write into.
+        run_id: as given to `extraction_args`.
+        fingerprint: of the target; samples stamped with another are refused.
+        num_hidden_layers, hidden_size: of the target.
+        target_path: folder of the target's safetensors; None switches the lm_head check off.
+        on_metrics: called about once a second, on the consumer's thread, with the live figures.
+        consumer: name of this reader within the run; trainer ranks that share engines need one each.
+
+    Raises:
+        StoreError, EngineError: on entry, when master or an engine is not there.
+    """
+
+    def __init__(
+        self,
+        settings: StreamSettings,
+        *,
+        engine_urls: Sequence[str],
+        model: str,
+        store: StoreEndpoint,
+        run_id: str,
+        fingerprint: TargetFingerprint,
+        num_hidden_layers: int,
+        hidden_size: int,
+        target_path: Path | None = None,
+        on_metrics: Metrics | None = None,
+        consumer: str = "0",
+    ) -> None:
+        self._settings = settings
+        self._engine_urls = tuple(engine_urls)
+        self._model = model
+        self._endpoint = store
+        self._on_metrics = on_metrics
+        self._identity = Identity(
+            run_id=checked_name(run_id, what="the run id"),
+            # The nonce keeps a restarted reader off the keys of its dead predecessor: a put on an old key is ignored.
+            consumer=f"{checked_name(consumer, what='the consumer')}-{secrets.token_hex(3)}",
+            fingerprint=fingerprint,
+            layer_ids=extraction_layer_ids(settings, num_hidden_layers=num_hidden_layers),
+            hidden_size=hidden_size,
+        )
+        self._prefix = run_prefix(run_id, consumer)
+        self._variance = LayerVariance(self._identity.layer_ids)
+        self._lm_head = LmHeadCheck(settings, LmHead(target_path)) if target_path is not None else None
+        self._statistics = StreamStatistics(budget_bytes=settings.budget_mib << 20)
+        self._stop = threading.Event()
+        self._open = False
+        self._keys_left = 0
+        self._num_fed = 0
+        self._metrics_at = 0.0
+        self._client: StoreClient | None = None
+        self._engines: ExtractionClient | None = None
+        self._receiver: Receiver | None = None
+        self._threads: list[threading.Thread] = []
+        self._old_sigterm: object = None
+
+    def __enter__(self) -> Self:
+        self._client = StoreClient.connect(self._endpoint)
+        self._open = True
+        try:
+            self._engines = ExtractionClient(
+                self._engine_urls,
+                model=self._model,
+                timeout_s=self._settings.request_timeout_s,
+                num_connections=self._settings.requests_in_flight + 4,
+            )
+            self._engines.check_engines()
+            self._client.remove_prefix(self._prefix)
+            store_bytes, ring_bytes = budget_split(self._settings.budget_mib << 20)
+            self._receiver = Receiver(
+                self._settings, identity=self._identity, client=self._client, engines=self._engines,
+                variance=self._variance, lm_head=self._lm_head, statistics=self._statistics, stop=self._stop,
+                store_bytes=store_bytes, ring_bytes=ring_bytes,
+            )  # fmt: skip
+            self._catch_sigterm()
+        except BaseException:
+            self._close_quietly()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except DSparkError as closing:
+            if error is None:
+                raise
+            error.add_note(f"while closing the stream: {closing}")
+
+    def stream(self, requests: Iterable[SampleRequest]) -> Iterator[Sample]:
+        """Yield a checked sample per request, in request order; quarantined ones are left out.
+
+        A sample's states are valid until its `release()`; hold no more than half the budget at once.
+
+        Raises:
+            StreamError: too many samples are wrong, states and target do not belong together, or the consumer
+                asks for more while it holds every buffer.
+            EngineError, StoreError: a service is gone and did not come back within the retries.
+        """
+        if not self._open or self._receiver is None:
+            raise StreamError("the stream is not open", fix="Use it in a `with` statement.")
+        arrivals: SimpleQueue[Arrival | None] = SimpleQueue()
+        ready: SimpleQueue[object] = SimpleQueue()
+        self._start(self._feed, iter(requests), arrivals, ready, name="hidden-states-feeder")
+        self._start(self._run_receiver, arrivals, ready, name="hidden-states-receiver")
+        self._statistics.start()
+        try:
+            while (item := self._next(ready)) is not _END:
+                assert isinstance(item, Sample)
+                yield item
+        finally:
+            self._statistics.pause()
+
+    def report(self) -> StreamReport:
+        """What the stream has done so far; complete after `close`."""
+        return self._statistics.report(keys_left=self._keys_left)
+
+    def close(self) -> None:
+        """End requests and threads, remove this reader's keys from the store and count what is left.
+
+        Raises:
+            StoreError: the master is gone, so the keys could not be counted (its memory, and they, went with it).
+        """
+        if not self._open:
+            return
+        self._open = False
+        self._stop.set()
+        self._restore_sigterm()
+        num_cancelled = self._statistics.num_in_flight
+        try:
+            if self._engines is not None:
+                self._engines.close()
+            for thread in self._threads:
+                thread.join(timeout=10)
+            if self._client is not None and self._receiver is not None:
+                self._keys_left = self._sweep(settle_s=_SETTLE_S if num_cancelled else 0.0)
+        finally:
+            if self._receiver is not None:
+                self._receiver.close()
+            if self._client is not None:
+                self._client.close()
+
+    def _sweep(self, *, settle_s: float) -> int:
+        assert self._client is not None
+        self._client.ping()
+        deadline = time.monotonic() + settle_s
+        while True:
+            self._client.remove_prefix(self._prefix)
+            if time.monotonic() >= deadline:
+                return len(self._client.keys(self._prefix))
+            time.sleep(0.1)
+
+    def _close_quietly(self) -> None:
+        with contextlib.suppress(DSparkError):  # the error that brought us here is the one to show
+            self.close()
+
+    def _start(self, target: Callable[..., None], *args: object, name: str) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _feed(
+        self, requests: Iterator[SampleRequest], arrivals: SimpleQueue[Arrival | None], ready: SimpleQueue[object]
+    ) -> None:
+        """Feeder thread: one credit-bounded request after another, in order."""
+        assert self._receiver is not None
+        try:
+            for request in requests:
+                arrival = self._receiver.send(request, serial=self._num_fed)
+                if arrival is None:
+                    return
+                self._num_fed += 1
+                arrivals.put(arrival)
+        except BaseException as error:  # noqa: BLE001 - it belongs to the consumer, whose iterable or stream it is
+            ready.put(error)
+        finally:
+            arrivals.put(None)
+
+    def _run_receiver(self, arrivals: SimpleQueue[Arrival | None], ready: SimpleQueue[object]) -> None:
+        """Receiver thread: read and check arrivals in order."""
+        assert self._receiver is not None
+        try:
+            while not self._stop.is_set():
+                try:
+                    arrival = arrivals.get(timeout=_TICK_S)
+                except Empty:
+                    self._receiver.observe()
+                    continue
+                if arrival is None:
+                    break
+                sample = self._receiver.receive(arrival)
+                if sample is not None:
+                    ready.put(sample)
+            ready.put(_END)
+        except BaseException as error:  # noqa: BLE001 - raised again on the consumer's thread
+            self._stop.set()
+            ready.put(error)
+
+    def _next(self, ready: SimpleQueue[object]) -> object:
+        """Next item for the consumer. The receiver's waits are bounded, so is this one."""
+        assert self._receiver is not None
+        started = time.monotonic()
+        try:
+            while True:
+                self._publish()
+                with contextlib.suppress(Empty):
+                    item = ready.get(timeout=_TICK_S)
+                    if isinstance(item, BaseException):
+                        raise item
+                    return item
+                self._refuse_deadlock(waited_s=time.monotonic() - started)
+        finally:
+            self._statistics.waited_s += time.monotonic() - started
+
+    def _refuse_deadlock(self, *, waited_s: float) -> None:
+        assert self._receiver is not None
+        if not self._open:
+            raise StreamError("the stream was closed while it was read")
+        if waited_s > _STUCK_S and self._receiver.is_blocked_by_consumer:
+            raise StreamError(
+                "the consumer waits for a sample while it holds every reader buffer",
+                got=f"{self._receiver.ring.num_held} unreleased samples, {self._receiver.ring.used_bytes} bytes",
+                expected=f"less than {self._receiver.ring.capacity_bytes} bytes held",
+                fix="Release samples earlier, or raise stream.budget_mib.",
+            )
+
+    def _publish(self) -> None:
+        now = time.monotonic()
+        if self._on_metrics is not None and now - self._metrics_at >= _METRICS_EVERY_S:
+            self._metrics_at = now
+            self._on_metrics(self._statistics.live())
+
+    def _catch_sigterm(self) -> None:
+        """Let SIGTERM unwind the stack, so that `close` runs; only where nobody else has taken the signal."""
+        on_main = threading.current_thread() is threading.main_thread()
+        if on_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._old_sigterm = signal.signal(signal.SIGTERM, _exit_on_signal)
+
+    def _restore_sigterm(self) -> None:
+        on_main = threading.current_thread() is threading.main_thread()
+        if self._old_sigterm is not None and on_main:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._old_sigterm = None
+
+
+def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
