@@ -82,6 +82,7 @@ class SourceSettings(Settings):
     path: str | None = Field(default=None, description="JSONL or Parquet file (kind: file)")
     column: str = Field(default="messages", description="column with OpenAI messages, ShareGPT turns or a prompt")
     weight: float = Field(default=1.0, gt=0, description="share of the mixture, relative")
+    parts: tuple[str, ...] = Field(default=(), description="evals families, reasoning_gym generators; empty: defaults")
     max_rows: int | None = Field(default=None, ge=1)
 
 
@@ -93,6 +94,10 @@ class CurationSettings(Settings):
     validation_share: float = Field(default=0.05, gt=0, lt=0.5)
     min_prompt_chars: int = Field(default=8, ge=1)
     max_prompt_tokens: int = Field(default=384, ge=8)
+    min_ascii_share: float = Field(
+        default=0.0, ge=0, le=1, description="of a prompt's letters; for targets of one script"
+    )
+    keep_terse_prompts: bool = Field(default=True, description="keep prompts that ask for a word, a letter or yes/no")
     max_answer_tokens: int = Field(default=192, ge=8, description="per regenerated answer")
     max_turns: int = Field(default=1, ge=1, description="user turns kept per conversation")
     near_duplicate_threshold: float = Field(default=0.8, gt=0, lt=1, description="Jaccard of word shingles")
@@ -199,6 +204,7 @@ class CanarySettings(Settings):
     max_tokens: int = Field(default=48, ge=1)
     max_error_share: float = Field(default=0.02, ge=0, le=1)
     min_acceptance_share: float = Field(default=0.8, gt=0, le=1, description="of the gate's acceptance length")
+    min_draft_coverage: float = Field(default=0.5, ge=0, le=1, description="not judged where a schedule has K = 0")
     max_latency_ratio: float = Field(default=3.0, gt=0, description="candidate p95 over baseline p95, same step")
     min_requests_for_statistics: int = Field(default=20, ge=2, description="below this only errors are judged")
 

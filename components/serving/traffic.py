@@ -111,11 +111,17 @@ class _Replayer:
 
     async def run(self, num_senders: int, *, request_timeout_s: float) -> list[RequestRecord]:
         limits = httpx.Limits(max_connections=num_senders, max_keepalive_connections=num_senders)
-        async with httpx.AsyncClient(timeout=request_timeout_s, limits=limits) as client, asyncio.TaskGroup() as group:
-            senders = [group.create_task(self._send_all(client)) for _ in range(num_senders)]
-            watcher = group.create_task(self._watch_often())
-            await asyncio.wait(senders)
-            watcher.cancel()
+        async with httpx.AsyncClient(timeout=request_timeout_s, limits=limits) as client:
+            senders = [asyncio.create_task(self._send_all(client)) for _ in range(num_senders)]
+            watcher = asyncio.create_task(self._watch_often())
+            try:
+                await asyncio.gather(*senders)
+                if watcher.done():
+                    watcher.result()  # the watch raised between two answers
+            finally:
+                for task in (*senders, watcher):
+                    task.cancel()
+                await asyncio.gather(*senders, watcher, return_exceptions=True)
         return self._records
 
     async def _send_all(self, client: httpx.AsyncClient) -> None:
@@ -140,8 +146,10 @@ class _Replayer:
             self._look()
 
     def _look(self) -> None:
-        if self._watch is not None and not self._is_over:
-            self._is_over = self._watch(self._records, self._elapsed_s())
+        if self._watch is None or self._is_over:
+            return
+        self._is_over = True  # also when the watch raises: the senders must not go on without it
+        self._is_over = self._watch(self._records, self._elapsed_s())
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_at
