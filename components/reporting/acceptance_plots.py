@@ -1,0 +1,172 @@
+"""Plots of one `AcceptanceReport`: acceptance by slice and by position, tok/s against requests in flight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from components.contracts import AcceptanceReport, ArmReport
+from components.reporting.report import speedup
+from components.reporting.style import BAD, INK, colour, label, new_figure, save
+
+ARM_ORDER = ("candidate", "champion", "untrained", "no_draft")
+
+
+def plot_acceptance(report: AcceptanceReport, directory: Path) -> dict[str, Path]:
+    """Draw every plot that the report has figures for. Returns PNG paths by plot name."""
+    plots = {
+        "acceptance_by_slice": acceptance_by_slice,
+        "acceptance_by_position": acceptance_by_position,
+        "speed_by_concurrency": speed_by_concurrency,
+    }
+    drawn = {name: draw(report, Path(directory) / f"{name}.png") for name, draw in plots.items()}
+    return {name: path for name, path in drawn.items() if path is not None}
+
+
+def ordered_arms(report: AcceptanceReport) -> list[ArmReport]:
+    """Arms in the order people read them: candidate, champion, untrained, no draft, others."""
+    rank = {arm: index for index, arm in enumerate(ARM_ORDER)}
+    return [report.arms[arm] for arm in sorted(report.arms, key=lambda arm: (rank.get(arm, len(rank)), arm))]
+
+
+def acceptance_by_slice(report: AcceptanceReport, path: Path) -> Path | None:
+    """Bars per slice and arm with 95 % intervals; None when no arm drafts."""
+    arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_position]
+    if not arms:
+        return None
+    slices = sorted({name for arm in arms for name in arm.acceptance_by_slice})
+    names = [*slices, "all"]
+    figure, axes = new_figure(
+        "Acceptance length by slice",
+        subtitle=f"{report.target.name}, served, temperature {report.temperature:g}; tokens per target step, bonus"
+        " token included; 95 % intervals over prompts",
+    )
+    width = 0.8 / len(arms)
+    for index, arm in enumerate(arms):
+        offsets = [position + (index - (len(arms) - 1) / 2) * width for position in range(len(names))]
+        values = [arm.acceptance_by_slice.get(name, math.nan) for name in slices] + [arm.acceptance_length]
+        intervals = [arm.interval_by_slice.get(name) for name in slices] + [arm.acceptance_interval]
+        axes.bar(offsets, values, width=width * 0.92, color=colour(arm.arm), label=label(arm.arm))
+        _intervals(axes, offsets, values, intervals)
+        for offset, value, interval in zip(offsets, values, intervals, strict=True):
+            if math.isfinite(value):
+                top = interval[1] if interval else value
+                axes.annotate(
+                    f"{value:.2f}", (offset, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8
+                )
+    axes.axhline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate(
+        "no draft = 1.0", (1.0, 1.0), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points",
+        ha="right", fontsize=8, color=INK,
+    )  # fmt: skip
+    counts = {name: sum(prompt.slice == name for prompt in arms[0].prompts) for name in slices}
+    ticks = [f"{name}\n{counts[name]} prompts" for name in slices] + [f"all\n{len(arms[0].prompts)} prompts"]
+    axes.set_xticks(range(len(names)), ticks)
+    axes.set_ylabel("acceptance length")
+    axes.set_ylim(0.8, axes.get_ylim()[1] * 1.04)
+    _legend(axes, len(arms))
+    return save(figure, path)
+
+
+def acceptance_by_position(report: AcceptanceReport, path: Path) -> Path | None:
+    """Share of target steps that accepted the draft token at position 1..K; None when no arm drafts."""
+    arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_position]
+    if not arms:
+        return None
+    figure, axes = new_figure(
+        "Acceptance by draft position",
+        subtitle="share of target steps that accepted the draft token at this position (and all before it)",
+    )
+    for arm in arms:
+        positions = range(1, len(arm.acceptance_by_position) + 1)
+        axes.plot(
+            positions, arm.acceptance_by_position, marker="o", linewidth=2.2, color=colour(arm.arm),
+            label=f"{label(arm.arm)} (acceptance length {arm.acceptance_length:.2f})",
+        )  # fmt: skip
+        if arm.arm == arms[0].arm:
+            _value_labels(axes, list(positions), list(arm.acceptance_by_position), "{:.2f}")
+    axes.set_xticks(range(1, max(len(arm.acceptance_by_position) for arm in arms) + 1))
+    axes.set_xlabel("draft position")
+    axes.set_ylabel("share of steps")
+    axes.set_ylim(0, max(0.05, *(max(arm.acceptance_by_position) for arm in arms)) * 1.2)
+    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    return save(figure, path)
+
+
+def speed_by_concurrency(report: AcceptanceReport, path: Path) -> Path | None:
+    """tok/s against requests in flight, a line per arm, the break-even with no draft marked; None without speed."""
+    arms = [arm for arm in ordered_arms(report) if arm.speed]
+    if not arms:
+        return None
+    ratios = speedup(report)
+    figure, axes = new_figure("Throughput against requests in flight", subtitle=_speed_subtitle(ratios))
+    for arm in arms:
+        levels = [point.concurrency for point in arm.speed]
+        rates = [point.output_tokens_per_s for point in arm.speed]
+        axes.plot(levels, rates, marker="o", linewidth=2.2, color=colour(arm.arm), label=label(arm.arm))
+        _value_labels(axes, levels, rates, "{:.0f}", above=arm.arm != "no_draft")
+    levels = sorted({point.concurrency for arm in arms for point in arm.speed})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(levels, [str(level) for level in levels])
+    axes.minorticks_off()
+    axes.set_xlim(levels[0] / 1.25, levels[-1] * 1.25)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
+    axes.set_xlabel("requests in flight")
+    axes.set_ylabel("output tokens per second")
+    even = break_even(ratios)
+    if even is not None:
+        axes.axvline(even, color=BAD, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.annotate(
+            f"break-even ~ {even:.1f}", (even, 0.03), xycoords=("data", "axes fraction"), xytext=(5, 0),
+            textcoords="offset points", fontsize=9, color=BAD,
+        )  # fmt: skip
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    return save(figure, path)
+
+
+def break_even(ratios: dict[int, float]) -> float | None:
+    """Requests in flight at which the speed-up first falls to 1, linear in log2 between measured points.
+
+    None when it never falls to 1 in the measured range, or is below 1 from the start.
+    """
+    points = sorted(ratios.items())
+    for (low, before), (high, after) in pairwise(points):
+        if before >= 1.0 > after:
+            share = (before - 1.0) / (before - after)
+            return float(2 ** (math.log2(low) + share * (math.log2(high) - math.log2(low))))
+    return None
+
+
+def _speed_subtitle(ratios: dict[int, float]) -> str:
+    if not ratios:
+        return "medians over interleaved rounds"
+    told = ", ".join(f"{ratio:.2f}x at {level}" for level, ratio in sorted(ratios.items()))
+    return f"medians over interleaved rounds; candidate over no draft: {told}"
+
+
+def _intervals(
+    axes: Any, offsets: Sequence[float], values: Sequence[float], intervals: Sequence[tuple[float, float] | None]
+) -> None:
+    known = [(x, value, ends) for x, value, ends in zip(offsets, values, intervals, strict=True) if ends is not None]
+    if known:
+        lows = [max(0.0, value - ends[0]) for _, value, ends in known]
+        highs = [max(0.0, ends[1] - value) for _, value, ends in known]
+        axes.errorbar(
+            [x for x, _, _ in known], [value for _, value, _ in known], yerr=[lows, highs],
+            fmt="none", ecolor=INK, elinewidth=1.1, capsize=3,
+        )  # fmt: skip
+
+
+def _value_labels(axes: Any, xs: Sequence[float], ys: Sequence[float], pattern: str, *, above: bool = True) -> None:
+    for x, y in zip(xs, ys, strict=True):
+        axes.annotate(
+            pattern.format(y), (x, y), xytext=(0, 7 if above else -14), textcoords="offset points", ha="center",
+            fontsize=8, color=INK,
+        )  # fmt: skip
+
+
+def _legend(axes: Any, num_arms: int) -> None:
+    axes.legend(frameon=False, fontsize=9, loc="upper right", ncols=num_arms)

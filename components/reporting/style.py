@@ -1,0 +1,69 @@
+"""One look for all plots: sizes, colours per arm, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from components.contracts import write_atomic
+
+ARM_COLOURS = {
+    "candidate": "#0b6e6e",
+    "champion": "#7a5195",
+    "no_draft": "#8a8f98",
+    "untrained": "#d9a441",
+    "baseline": "#8a8f98",
+}
+ARM_LABELS = {"no_draft": "no draft"}
+OTHER_COLOUR = "#3f6fb5"
+INK = "#20242a"
+GRID = "#e3e6ea"
+GOOD, BAD = "#2e8b57", "#c0392b"
+DPI = 150
+
+
+def colour(arm: str) -> str:
+    """Colour of an arm, the same in every plot."""
+    return ARM_COLOURS.get(arm, OTHER_COLOUR)
+
+
+def label(arm: str) -> str:
+    """Name of an arm for people."""
+    return ARM_LABELS.get(arm, arm)
+
+
+def new_figure(title: str, *, subtitle: str = "", size: tuple[float, float] = (8.0, 4.5)) -> tuple[Figure, Any]:
+    """A figure with one styled pair of axes. The figure has no global state, so threads may draw side by side."""
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    style_axes(axes)
+    set_title(axes, title, subtitle)
+    return figure, axes
+
+
+def set_title(axes: Any, title: str, subtitle: str = "") -> None:
+    """A bold title on the left and a grey line under it."""
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=26 if subtitle else 10)
+    if subtitle:
+        axes.text(0, 1.025, subtitle, transform=axes.transAxes, fontsize=9, color="#5b626c", va="bottom")
+
+
+def style_axes(axes: Any) -> None:
+    """Quiet frame, light horizontal grid."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#aab0b8")
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the figure as PNG, atomically. Returns the path."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", facecolor="white")
+    return write_atomic(path, buffer.getvalue())

@@ -1,0 +1,308 @@
+"""The report as titled tables: one source for the terminal and the Markdown, so that both show the same figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from components.contracts import AcceptanceReport, ArmReport, CanaryReport, GateDecision, StageTiming, Verdict
+from components.reporting.acceptance_plots import ordered_arms
+from components.reporting.report import ArmFigures, LifecycleReport, TargetChangeReport, speedup
+from components.reporting.style import label
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table; columns after the first are numbers unless named in `text_columns`. `plots` illustrate it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    text_columns: tuple[str, ...] = ()
+    plots: tuple[str, ...] = ()
+
+
+def tables(report: LifecycleReport) -> Iterator[Table]:
+    """All tables that the report has figures for, in reading order."""
+    yield _summary(report)
+    if report.acceptance is not None:
+        yield _by_slice(report.acceptance)
+        yield from _by_position(report.acceptance)
+        yield from _speed(report.acceptance)
+    if report.gate is not None:
+        yield _gate(report.gate)
+    if report.canary is not None:
+        yield _canary(report.canary)
+    if report.stages:
+        yield _stages(report.stages, report.total_s, report.orchestration_share)
+    yield from _data(report)
+    yield from _training(report)
+    yield from _changes(report.target_changes)
+
+
+def headline(report: LifecycleReport) -> str:
+    """One sentence: what came out, for which target, and the two figures that matter."""
+    said = f"{report.target.name}: {report.outcome}"
+    if report.acceptance is None or "candidate" not in report.acceptance.arms:
+        return said
+    said += f"; acceptance length {report.acceptance.arms['candidate'].acceptance_length:.2f}"
+    ratio = speedup(report.acceptance).get(1)
+    return said if ratio is None else f"{said}, {ratio:.2f}x the tok/s of no draft with one request in flight"
+
+
+def _summary(report: LifecycleReport) -> Table:
+    rows = [("outcome", report.outcome), ("recipe", report.recipe + (f" ({report.budget})" if report.budget else ""))]
+    rows += [("target", f"{report.target.name}, {report.target.source}, quantization {report.target.quantization}")]
+    if report.acceptance is not None:
+        rows += [(f"acceptance length, {label(arm.arm)}", _value_in(arm)) for arm in _drafting(report.acceptance)]
+    if report.gate is not None:
+        rows += [("gate", str(report.gate.verdict))]
+        rows += [("draft tokens by load", schedule_text(report.gate.speculative_schedule))]
+    if report.release is not None:
+        rows += [("release", f"{report.release.model_name} version {report.release.version}")]
+    rows += [("total time", duration(report.total_s)), ("orchestration", f"{report.orchestration_share:.1%} of it")]
+    if report.peak_memory_mib is not None:
+        rows += [("peak memory", f"{report.peak_memory_mib / 1024:.1f} GiB")]
+    rows += list(report.urls.items())
+    return Table("Summary", ("", "value"), tuple(rows), text_columns=("value",))
+
+
+def _by_slice(report: AcceptanceReport) -> Table:
+    arms = ordered_arms(report)
+    slices = sorted({name for arm in arms for name in arm.acceptance_by_slice})
+    first = arms[0]
+    rows = [
+        (
+            name,
+            str(sum(prompt.slice == name for prompt in first.prompts)),
+            *(_with_interval(arm.acceptance_by_slice.get(name), arm.interval_by_slice.get(name)) for arm in arms),
+        )
+        for name in slices
+    ]
+    rows.append(("all", str(len(first.prompts)), *(_value_in(arm) for arm in arms)))
+    rows.append(("draft coverage", "", *(f"{arm.draft_coverage:.1%}" for arm in arms)))
+    note = "Tokens per target step, bonus token included; in brackets the 95 % interval over prompts."
+    if report.num_compared_outputs:
+        note += f" Outputs equal to no draft: {report.num_equal_outputs} of {report.num_compared_outputs}."
+    if report.excluded:
+        note += f" Left out because too long: {len(report.excluded)}."
+    columns = ("slice", "prompts", *(label(arm.arm) for arm in arms))
+    return Table("Served acceptance length", columns, tuple(rows), note=note, plots=("acceptance_by_slice",))
+
+
+def _by_position(report: AcceptanceReport) -> Iterator[Table]:
+    arms = _drafting(report)
+    if not arms:
+        return
+    num_positions = max(len(arm.acceptance_by_position) for arm in arms)
+    rows = [
+        (label(arm.arm), *(f"{value:.3f}" for value in arm.acceptance_by_position), *[""] * missing)
+        for arm in arms
+        for missing in [num_positions - len(arm.acceptance_by_position)]
+    ]
+    yield Table(
+        "Acceptance by draft position",
+        ("arm", *(str(k) for k in range(1, num_positions + 1))),
+        tuple(rows),
+        note="Share of target steps that accepted the draft token at this position.",
+        plots=("acceptance_by_position",),
+    )
+
+
+def _speed(report: AcceptanceReport) -> Iterator[Table]:
+    arms = [arm for arm in ordered_arms(report) if arm.speed]
+    if not arms:
+        return
+    points = {(arm.arm, point.concurrency): point for arm in arms for point in arm.speed}
+    ratios = speedup(report)
+    rows = []
+    for level in sorted({level for _, level in points}):
+        ratio = f"{ratios[level]:.2f}x" if level in ratios else "-"
+        cells = [points.get((arm.arm, level)) for arm in arms]
+        told = [f"{cell.output_tokens_per_s:.0f}" if cell else "-" for cell in cells]
+        waits = [f"{cell.ttft_p50_ms:.0f} / {cell.itl_p50_ms:.1f}" if cell else "-" for cell in cells]
+        rows.append((str(level), *told, ratio, *waits))
+    columns = ("in flight", *(f"{label(arm.arm)} tok/s" for arm in arms), "speed-up")
+    columns += tuple(f"{label(arm.arm)} TTFT / ITL ms" for arm in arms)
+    yield Table(
+        "Speed by requests in flight",
+        columns,
+        tuple(rows),
+        note="Medians over interleaved rounds; TTFT time to first token, ITL time per further token (medians).",
+        plots=("speed_by_concurrency",),
+    )
+
+
+def _gate(gate: GateDecision) -> Table:
+    rows = tuple(
+        (rule.rule, _number(rule.value), _number(rule.threshold), str(rule.verdict), rule.detail) for rule in gate.rules
+    )
+    return Table(
+        f"Gate: {gate.verdict}", ("rule", "value", "limit", "verdict", "detail"), rows,
+        note=f"Draft tokens by requests in flight: {schedule_text(gate.speculative_schedule)}.",
+        text_columns=("verdict", "detail"),
+    )  # fmt: skip
+
+
+def _canary(canary: CanaryReport) -> Table:
+    arms = sorted({arm for step in canary.steps for arm in step.num_requests}, key=lambda arm: arm != "candidate")
+    rows = tuple(
+        (
+            f"{step.weight_percent} %",
+            f"{step.duration_s:.0f} s",
+            " / ".join(str(step.num_requests.get(arm, 0)) for arm in arms),
+            " / ".join(str(step.num_errors.get(arm, 0)) for arm in arms),
+            _number(step.acceptance_length, 2),
+            " / ".join(_number(step.latency_p50_s.get(arm), 2) for arm in arms),
+            " / ".join(_number(step.latency_p95_s.get(arm), 2) for arm in arms),
+            "healthy" if step.healthy else "unhealthy",
+            step.reason,
+        )
+        for step in canary.steps
+    )
+    ended = "promoted" if canary.promoted else f"rolled back to {(canary.rolled_back_to or '-').replace('_', ' ')}"
+    columns = ("weight", "time", "requests", "errors", "AL", "p50 s", "p95 s", "judge", "reason")
+    return Table(
+        f"Canary: {ended}", columns, rows, text_columns=("judge", "reason"), plots=("canary_weights",),
+        note=f"Pairs are {' / '.join(arms)} ({canary.baseline.replace('_', ' ')}). {canary.reason}",
+    )  # fmt: skip
+
+
+def _stages(stages: tuple[StageTiming, ...], total_s: float, outside_share: float) -> Table:
+    rows = [
+        (
+            stage.stage,
+            duration(stage.duration_s),
+            f"{stage.duration_s / total_s:.0%}" if total_s else "-",
+            f"{stage.num_tokens:,}" if stage.num_tokens is not None else "",
+            f"{stage.num_tokens / stage.duration_s:,.0f}" if stage.num_tokens and stage.duration_s else "",
+        )
+        for stage in stages
+    ]
+    rows.append(("total", duration(total_s), "", "", ""))
+    note = f"Outside the stages: {outside_share:.1%} of the total. Stages may overlap."
+    return Table(
+        "Stages", ("stage", "time", "share", "tokens", "tok/s"), tuple(rows), note=note, plots=("stage_times",)
+    )
+
+
+def _data(report: LifecycleReport) -> Iterator[Table]:
+    if report.dataset is not None:
+        data = report.dataset
+        rows = [(f"after {step}", f"{rows_left:,}", "", "") for step, rows_left in data.funnel.items()]
+        rows += [
+            (
+                f"split {name}",
+                f"{count:,}",
+                f"{data.num_tokens.get(name, 0):,}",
+                f"{data.num_loss_tokens.get(name, 0):,}",
+            )
+            for name, count in data.num_conversations.items()
+        ]
+        yield Table(
+            "Data", ("", "conversations", "tokens", "supervised"), tuple(rows), note=f"Digest {data.digest[:16]}."
+        )
+
+
+def _training(report: LifecycleReport) -> Iterator[Table]:
+    rows: list[tuple[str, str]] = []
+    if report.checkpoint is not None:
+        best = report.checkpoint
+        rows += [("checkpoint", f"{best.algorithm}, step {best.step}, digest {best.digest[:16]}")]
+        rows += [("tokens trained on", f"{best.num_trained_tokens:,}")]
+        rows += [("acceptance length, teacher-forced", _number(best.expected_acceptance_length))]
+    if report.training_curve:
+        first, last = report.training_curve[0], report.training_curve[-1]
+        rows += [("loss", f"{first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step}")]
+    if report.stream is not None:
+        stream = report.stream
+        rows += [
+            ("hidden states streamed", f"{stream.bytes_streamed / MIB:,.0f} MiB of {stream.num_samples:,} samples"),
+            ("stream rate", f"{stream.tokens_per_s:,.0f} tok/s"),
+            ("peak held", f"{stream.peak_bytes_held / MIB:,.0f} MiB of a budget of {stream.budget_bytes / MIB:,.0f}"),
+            ("hidden-state bytes on disk", f"{stream.bytes_on_disk:,}"),
+            ("keys left in the store", f"{stream.keys_left:,}"),
+            ("trainer waited", f"{stream.trainer_wait_share:.1%} of its time"),
+            ("retried, quarantined", f"{stream.num_retried}, {stream.num_quarantined}"),
+        ]
+    if rows:
+        yield Table("Training", ("", "value"), tuple(rows), text_columns=("value",), plots=("training_curve",))
+
+
+def _changes(changes: tuple[TargetChangeReport, ...]) -> Iterator[Table]:
+    if not changes:
+        return
+    rows = tuple(
+        (
+            change.name,
+            ", ".join(change.kinds),
+            _number(change.released_acceptance_length, 2),
+            _figures(change.old_drafter),
+            _figures(change.new_drafter),
+            _figures(change.no_draft),
+            str(change.action),
+            f"{duration(change.detected_s)}" if change.detected_s is not None else "-",
+            duration(change.total_s),
+            change.outcome,
+        )
+        for change in changes
+    )
+    columns = ("change", "kind", "released AL", "old drafter", "new drafter", "no draft", "action", "detected", "total")
+    yield Table(
+        "Target changes", (*columns, "outcome"), rows, text_columns=("kind", "action", "outcome"),
+        note="Drafters served on the new target: acceptance length, then tok/s with one request in flight.",
+        plots=("target_changes",),
+    )  # fmt: skip
+
+
+def schedule_text(schedule: tuple[tuple[int, int, int], ...]) -> str:
+    """A schedule for people: '1-4: 4, 5-64: 0'."""
+    return ", ".join(f"{low}-{high}: {num_tokens}" for low, high, num_tokens in schedule) or "always the same"
+
+
+def duration(seconds: float) -> str:
+    """'3 min 05 s', or '4.2 s' below a minute."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def verdict_style(text: str) -> str | None:
+    """Rich style of a cell that holds a verdict, None for other cells."""
+    styles: dict[str, str] = {
+        Verdict.PASS: "bold green",
+        Verdict.FAIL: "bold red",
+        Verdict.INCONCLUSIVE: "bold yellow",
+        "healthy": "green",
+        "unhealthy": "bold red",
+    }
+    return styles.get(text)
+
+
+def _drafting(report: AcceptanceReport) -> list[ArmReport]:
+    return [arm for arm in ordered_arms(report) if arm.acceptance_by_position]
+
+
+def _value_in(arm: ArmReport) -> str:
+    return _with_interval(arm.acceptance_length, arm.acceptance_interval)
+
+
+def _with_interval(value: float | None, interval: tuple[float, float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+
+
+def _figures(arm: ArmFigures | None) -> str:
+    if arm is None:
+        return "-"
+    rate = arm.output_tokens_per_s.get(1)
+    return f"{arm.acceptance_length:.2f}" + (f", {rate:.0f} tok/s" if rate is not None else "")
+
+
+def _number(value: float | None, num_digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{num_digits}f}"
