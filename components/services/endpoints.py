@@ -127,3 +127,9 @@ def load_endpoints(state_dir: str | Path | None = None) -> Endpoints:
     if state is None:
         raise ServiceError("services are not up", expected=f"{STATE_FILE} of running services", fix="Run make up.")
     return state.endpoints
+
+
+def service_pids(state_dir: str | Path | None = None) -> list[int]:
+    """Pid of the supervisor, whose tree holds all services and what the worker runs; empty when nothing is up."""
+    state = read_state(resolve_state_dir(state_dir))
+    return [state.supervisor.pid] if state is not None and state.supervisor is not None else []

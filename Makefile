@@ -1,0 +1,55 @@
+# The commands of this repository. `make` alone lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+VARIANT ?= cpu
+PY := .venv/bin/python
+BUDGET ?=
+DEMO_TIMEOUT_S ?= 7200
+NAME ?=
+PYTEST_ARGS ?=
+
+budget_json = $(if $(BUDGET),"$(BUDGET)",null)
+demo_parameters = {"recipe": "demo", "budget": $(budget_json)}
+follow = $(PY) -m components.services.follow
+
+.PHONY: help setup up down demo demo-target-change test check bench clean
+
+help: ## list the commands
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
+
+setup: ## make .venv and install everything, pinned (VARIANT=cpu or cuda)
+	@.ci/setup $(VARIANT)
+
+up: setup ## start Prefect, MLflow, Mooncake, HAProxy and the deployments
+	@$(PY) -m components.services.up
+
+down: ## end everything that `make up` started
+	@if [ -x $(PY) ]; then $(PY) -m components.services.down; else echo "nothing is set up, so nothing is up"; fi
+
+demo: up ## the whole loop on the demo target, live (BUDGET=full for the longer one)
+	@$(follow) 'drafter-lifecycle/demo' --parameters '$(demo_parameters)' --timeout-s $(DEMO_TIMEOUT_S)
+	@$(PY) -m components.services.up
+	@$(PY) -m components.reporting.show
+
+demo-target-change: up ## the target changes twice; the drafter is re-measured, re-bound or retrained
+	@$(follow) 'target-change/demo' --timeout-s $(DEMO_TIMEOUT_S)
+	@$(PY) -m components.services.up
+	@$(PY) -m components.reporting.show
+
+test: setup check ## checks, then unit, integration and end-to-end tests, on free ports
+	@$(PY) -m pytest $(PYTEST_ARGS) tests/unit tests/integration tests/e2e
+
+check: setup ## ruff, strict typing, import contracts
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@.venv/bin/lint-imports
+
+bench: setup ## one benchmark of tests/benchmarks (NAME=...), or all
+	@$(PY) -m tests.benchmarks.run $(NAME)
+
+clean: down ## end the services; remove .venv, state and caches
+	@rm -rf .venv .dspark build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
