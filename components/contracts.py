@@ -174,19 +174,6 @@ class TargetChange(Record):
     reason: str
 
 
-class PolicyDecision(Record):
-    """What the change policy decided after measuring the champion on a changed target, and from which numbers."""
-
-    model_name: str
-    champion_version: int
-    kinds: tuple[ChangeKind, ...]
-    old_acceptance_length: float = Field(description="the champion's release, on the target it is bound to")
-    new_acceptance_length: float = Field(description="the same drafter served on the changed target")
-    required_share: float = Field(description="new / old at or above which the drafter is re-bound")
-    action: ChangeAction
-    created_at: datetime
-
-
 class TargetRef(Record):
     """A target on disk, with its content identity."""
 
@@ -369,6 +356,20 @@ class Release(Record):
     run_id: str
     speculative_schedule: tuple[tuple[int, int, int], ...] = ()
     acceptance_length: float | None = Field(default=None, description="as the gate measured it on `target`")
+
+
+class Promotion(Record):
+    """One entry of a model's append-only promotions log; `previous_digest` chains it to the entry before."""
+
+    index: int = Field(description="from 1")
+    model_name: str
+    alias: str = Field(description="champion, challenger, ...")
+    from_version: int | None = Field(description="version the alias stood on before; None: it was not set")
+    to_version: int | None = Field(description="version it stands on now; None: it was removed")
+    reason: str
+    decision_digest: str = Field(description="of the gate decision or canary report that led to it")
+    previous_digest: str | None = Field(description="digest of entry index - 1; None for the first")
+    created_at: datetime
 
 
 class CanaryStep(Record):
