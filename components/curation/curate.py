@@ -1,0 +1,266 @@
+"""The steps of curation, composed so that a task is one call each: `collect` -> `regenerate` -> `finish`."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from components.contracts import DatasetRef, Progress, TargetRef
+from components.curation.conversation import AnsweredConversation, Conversation, Row
+from components.curation.dataset import DOCS_INDEX, staging_dir, write_dataset
+from components.curation.decontaminate import HeldOut
+from components.curation.dedup import NearDuplicateIndex
+from components.curation.filters import prompt_filters, refusal
+from components.curation.funnel import Funnel
+from components.curation.plots import plot_funnel
+from components.curation.quarantine import Quarantine
+from components.curation.regenerate import Regeneration
+from components.curation.render import Renderer, load_renderer, prove_masks, rewrites_history
+from components.curation.sources import Mixture, describe_source
+from components.curation.split import TRAIN, VALIDATION, check_both_sides, side_of
+from components.curation.validate import Finding, scalar_frame, validate_frame
+from components.errors import CurationError, DatasetValidationError
+from components.settings import CurationSettings
+
+REPORT_INTERVAL_S = 4.0
+NUM_PROVEN_ROWS = 200
+"""Rows whose masked spans are decoded and compared with their answers; all of a small data set."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Prompts that survived every filter, in the order drawn, with what was left out and why."""
+
+    conversations: tuple[Conversation, ...]
+    funnel: dict[str, int]
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    """Rows that could not be read."""
+    refused: Quarantine = field(default_factory=Quarantine)
+    """Conversations that filters, duplicate searches and decontamination removed."""
+    num_by_source: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The data set, and what a reader of the run should see of its making."""
+
+    dataset: DatasetRef
+    funnel_plot: Path
+    warnings: tuple[Finding, ...]
+
+
+def collect(
+    settings: CurationSettings, *, target: TargetRef, held_out: Sequence[str] = (), progress: Progress
+) -> Collected:
+    """Draw from the sources until `num_conversations` prompts passed every filter, or the sources are dry.
+
+    Args:
+        settings: the recipe's section.
+        target: its tokenizer counts prompt tokens.
+        held_out: texts of the evaluation prompts; whatever repeats 13 words of one is left out.
+        progress: called at least every 5 s.
+
+    Raises:
+        CurationError: a source cannot be opened, the target has no chat template, or too few prompts survive for a
+            training and a validation side.
+    """
+    renderer = load_renderer(target)
+    quarantine, refused = Quarantine(), Quarantine()
+    mixture = Mixture(settings, quarantine=quarantine)
+    sieve = _Sieve(settings, renderer, HeldOut(held_out), refused)
+    kept: list[Conversation] = []
+    reported = time.monotonic()
+    for conversation in mixture:
+        if sieve.keeps(conversation):
+            mixture.accept()
+            kept.append(conversation)
+        if time.monotonic() - reported >= REPORT_INTERVAL_S:
+            progress(f"collect: {mixture.num_read} rows read", len(kept), settings.num_conversations)
+            reported = time.monotonic()
+        if len(kept) >= settings.num_conversations:
+            break
+    progress("collect: done", len(kept), settings.num_conversations)
+    check_both_sides([side_of(c.id, validation_share=settings.validation_share) for c in kept])
+    read = {
+        "read": mixture.num_read,
+        "well_formed": mixture.num_read - quarantine.total,
+        "not_held_out": mixture.num_read - quarantine.total - mixture.num_held_out,
+    }
+    funnel = Funnel({**read, **sieve.funnel.as_dict()})
+    return Collected(tuple(kept), funnel.as_dict(), quarantine, refused, mixture.num_accepted)
+
+
+class _Sieve:
+    """The filters in order, cheapest first, each counting what it lets through."""
+
+    def __init__(self, settings: CurationSettings, renderer: Renderer, held_out: HeldOut, refused: Quarantine) -> None:
+        self._settings = settings
+        self._renderer = renderer
+        self._held_out = held_out
+        self._refused = refused
+        self._filters = prompt_filters(settings)
+        self._ids: set[str] = set()
+        self._near = NearDuplicateIndex(threshold=settings.near_duplicate_threshold)
+        self.funnel = Funnel(dict.fromkeys(("filtered", "unique", "not_near_duplicate", "decontaminated"), 0))
+
+    def keeps(self, conversation: Conversation) -> bool:
+        reason = self._reason(conversation)
+        if reason is not None:
+            self._refused.add(conversation.source, reason, where=conversation.id)
+        return reason is None
+
+    def _reason(self, conversation: Conversation) -> str | None:
+        if (reason := refusal(conversation, self._filters)) is not None:
+            return reason
+        # Later turns also carry answers that do not exist yet; the engine's own limit ends those conversations.
+        if self._renderer.num_prompt_tokens(conversation.messages) > self._settings.max_prompt_tokens:
+            return "too many tokens"
+        self.funnel.passed("filtered")
+        if conversation.id in self._ids:
+            return "duplicate"
+        self._ids.add(conversation.id)
+        self.funnel.passed("unique")
+        if self._near.add_if_new(conversation.id, conversation.text) is not None:
+            return "near duplicate"
+        self.funnel.passed("not_near_duplicate")
+        if self._held_out.contaminates(conversation):
+            return "repeats an evaluation prompt"
+        self.funnel.passed("decontaminated")
+        return None
+
+
+def finish(
+    collected: Collected,
+    regeneration: Regeneration,
+    *,
+    settings: CurationSettings,
+    target: TargetRef,
+    held_out: Sequence[str] = (),
+    max_model_len: int,
+    output_dir: Path,
+    progress: Progress,
+) -> Finished:
+    """Render, split, validate and write: everything after the answers.
+
+    Args:
+        collected: of `collect`; its funnel goes on here.
+        regeneration: of `regenerate`, for `collected.conversations`.
+        settings: the recipe's section; it is copied into the manifest.
+        target: whose template renders the rows and whose fingerprint binds them.
+        held_out: the texts given to `collect`; validation checks again that none is repeated.
+        max_model_len: longest row in tokens that the engines take.
+        output_dir: parent folder of all data sets.
+        progress: called between the steps.
+
+    Raises:
+        CurationError: rendering cannot be trusted (template missing or altered, a mask that does not read as its
+            answers), or one side of the split is empty.
+        DatasetValidationError: a critical expectation failed. No data set is written; the Data Docs are kept.
+    """
+    renderer = load_renderer(target)
+    answered = regeneration.answered
+    rows = _render(answered, renderer, progress)
+    sides = [side_of(row.conversation_id, validation_share=settings.validation_share) for row in rows]
+    check_both_sides(sides)
+    splits = {
+        side: [row for row, where in zip(rows, sides, strict=True) if where == side] for side in (TRAIN, VALIDATION)
+    }
+    funnel = Funnel({**collected.funnel, "answered": len(answered), "rendered": len(rows)}).as_dict()
+    checker = HeldOut(held_out)
+    frame = scalar_frame(
+        rows,
+        sides,
+        answered=answered,
+        contaminated={item.conversation.id: checker.contaminates(item.conversation) for item in answered},
+        settings=settings,
+    )
+    with staging_dir(Path(output_dir)) as staging:
+        progress("validate", 0, len(rows))
+        try:
+            validation = validate_frame(
+                frame,
+                docs_dir=staging / Path(DOCS_INDEX).parent,
+                settings=settings,
+                vocab_size=renderer.vocab_size,
+                max_tokens=max_model_len,
+            )
+        except DatasetValidationError as error:
+            raise _keep_failed_docs(error, staging, Path(output_dir)) from None
+        plot_funnel(funnel, staging / "funnel.png")
+        regeneration.quarantine.write(staging / "unanswered.jsonl")
+        collected.quarantine.write(staging / "quarantine.jsonl")
+        collected.refused.write(staging / "refused.jsonl")
+        manifest = _manifest(collected, regeneration, settings, renderer, validation.warnings)
+        dataset = write_dataset(
+            splits,
+            output_dir=Path(output_dir),
+            fingerprint=target.fingerprint,
+            funnel=funnel,
+            manifest=manifest,
+            staging=staging,
+        )
+    progress("dataset written", len(rows), len(rows))
+    return Finished(dataset, Path(dataset.path) / "funnel.png", validation.warnings)
+
+
+def _render(answered: Sequence[AnsweredConversation], renderer: Renderer, progress: Progress) -> list[Row]:
+    if not answered:
+        raise CurationError("there are no answered conversations to render")
+    rows: list[Row] = []
+    reported = time.monotonic()
+    for item in answered:
+        rows.append(renderer.render(item))
+        if time.monotonic() - reported >= REPORT_INTERVAL_S:
+            progress("render", len(rows), len(answered))
+            reported = time.monotonic()
+    prove_masks(rows[:NUM_PROVEN_ROWS], answered[:NUM_PROVEN_ROWS], renderer)
+    return rows
+
+
+def _keep_failed_docs(error: DatasetValidationError, staging: Path, output_dir: Path) -> DatasetValidationError:
+    """Move the Data Docs of a refused data set out of the staging folder, and say where they are."""
+    kept = output_dir / "failed" / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{staging.name[-8:]}"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    (staging / Path(DOCS_INDEX).parent).rename(kept)
+    return DatasetValidationError(error.problem, got=error.got, fix=f"See the Data Docs: {kept / 'index.html'}")
+
+
+def _manifest(
+    collected: Collected,
+    regeneration: Regeneration,
+    settings: CurationSettings,
+    renderer: Renderer,
+    findings: Sequence[Finding],
+) -> dict[str, Any]:
+    """Everything a reader may ask about the rows that the digest does not cover."""
+    return {
+        "recipe": settings.model_dump(mode="json"),
+        "sources": [describe_source(source) for source in settings.sources],
+        "num_by_source": collected.num_by_source,
+        "quarantined": collected.quarantine.by_source(),
+        "refused": collected.refused.by_source(),
+        "unanswered": regeneration.quarantine.by_source(),
+        "exact_tokens": regeneration.exact_tokens,
+        "template_rewrites_history": rewrites_history(renderer),
+        "warnings": [f"{finding.expectation}: {finding.observed}" for finding in findings],
+        "engine_version": regeneration.engine_version,
+        "code_revision": code_revision(),
+    }
+
+
+def code_revision() -> str:
+    """Git commit of this code, '-dirty' with uncommitted changes; the package version outside a checkout."""
+    folder = Path(__file__).resolve().parent
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+        return described.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return metadata.version("dspark-pipeline")

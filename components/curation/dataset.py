@@ -1,0 +1,191 @@
+"""The curated data set on disk, written atomically and verified when loaded.
+
+Layout, which the trainer reads by itself::
+
+    <output_dir>/<digest[:16]>/
+        train-00000.arrow       Arrow IPC file: conversation_id string, source string,
+        validation-00000.arrow      token_ids list<int32>, loss_mask list<bool>; rows sorted by conversation_id
+        manifest.json           digest, schema_version, fingerprint, counts, funnel, sources, quarantine, recipe
+                                section, code revision, engine version, sha256 of each shard
+        quarantine.jsonl        examples of rows set aside, with reasons
+        data_docs/index.html    Great Expectations Data Docs
+
+`loss_mask[t]` is true where the target produced `token_ids[t]`. Both lists have the same length, T >= 2.
+
+The digest is over the rows and the target's fingerprint, and over nothing else: not over paths, times, counts of what
+was thrown away, or how the rows are cut into shards. Equal rows give an equal digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from components.contracts import DatasetRef, TargetFingerprint, digest_file, write_atomic
+from components.curation.conversation import Row
+from components.errors import CurationError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+DOCS_INDEX = "data_docs/index.html"
+ROWS_PER_BATCH = 1024
+ROWS_PER_SHARD = 100_000
+
+SCHEMA = pa.schema(
+    [
+        ("conversation_id", pa.string()),
+        ("source", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.bool_())),
+    ]
+)
+
+
+def dataset_digest(splits: Mapping[str, Sequence[Row]], *, fingerprint: TargetFingerprint) -> str:
+    """sha256 (hex) over the schema version, the fingerprint and the rows of each split in the order of their ids."""
+    digest = hashlib.sha256(f"{SCHEMA_VERSION}:{fingerprint.digest}".encode())
+    for split in sorted(splits):
+        digest.update(f"\n{split}:{len(splits[split])}\n".encode())
+        for row in sorted(splits[split], key=lambda row: row.conversation_id):
+            digest.update(f"{row.conversation_id}:{row.source}:{len(row.token_ids)}\n".encode())
+            digest.update(np.asarray(row.token_ids, dtype="<i4").tobytes())
+            digest.update(np.asarray(row.loss_mask, dtype=np.bool_).tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def staging_dir(output_dir: Path) -> Iterator[Path]:
+    """A temporary folder inside `output_dir`, removed unless it was renamed into place."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=output_dir, prefix=".staging-"))
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def write_dataset(
+    splits: Mapping[str, Sequence[Row]],
+    *,
+    output_dir: Path,
+    fingerprint: TargetFingerprint,
+    funnel: Mapping[str, int],
+    manifest: Mapping[str, Any],
+    staging: Path,
+) -> DatasetRef:
+    """Write shards and manifest into `staging`, then rename it to `<output_dir>/<digest[:16]>`.
+
+    Args:
+        splits: rows by split, `train` and `validation`.
+        output_dir: parent of all data sets; `staging` must lie inside it (see `staging_dir`).
+        fingerprint: of the target that wrote the answers.
+        funnel: counts of `funnel.Funnel`.
+        manifest: further JSON-able entries (sources, recipe section, versions); they do not enter the digest.
+        staging: may hold more files (Data Docs, quarantine), which are moved along.
+
+    Returns:
+        The data set. If the very same one is there already, that one is verified and returned.
+
+    Raises:
+        CurationError: the folder of that digest holds something else.
+    """
+    digest = dataset_digest(splits, fingerprint=fingerprint)
+    final = Path(output_dir) / digest[:16]
+    if final.exists():
+        return load_dataset_ref(final)
+    names = [name for split, rows in splits.items() for name in _write_shards(rows, split, staging)]
+    entries = {
+        "digest": digest,
+        "schema_version": SCHEMA_VERSION,
+        "fingerprint": fingerprint.model_dump(mode="json"),
+        "num_conversations": {split: len(rows) for split, rows in splits.items()},
+        "num_tokens": {split: sum(len(row.token_ids) for row in rows) for split, rows in splits.items()},
+        "num_loss_tokens": {split: sum(row.num_loss_tokens for row in rows) for split, rows in splits.items()},
+        "funnel": dict(funnel),
+        "shards": {name: digest_file(staging / name) for name in names},
+    }
+    write_atomic(staging / MANIFEST, json.dumps({**manifest, **entries}, indent=2) + "\n")
+    staging.chmod(0o755)  # mkdtemp makes it private; readers may be other users
+    _publish(staging, final)
+    return load_dataset_ref(final)
+
+
+def load_dataset_ref(path: Path) -> DatasetRef:
+    """Read a data set's manifest and verify every shard against it.
+
+    Raises:
+        CurationError: no manifest, another schema version, a missing or altered shard.
+    """
+    path = Path(path)
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+    except FileNotFoundError:
+        raise CurationError("not a curated data set: it has no manifest", got=path) from None
+    except ValueError as error:
+        raise CurationError(f"{path / MANIFEST} is not JSON", got=error) from None
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        raise CurationError(
+            f"{path.name} has another schema version", got=manifest.get("schema_version"), expected=SCHEMA_VERSION
+        )
+    for name, expected in manifest["shards"].items():
+        if not (path / name).is_file():
+            raise CurationError("a shard of the data set is missing", got=path / name, fix="Curate it again.")
+        if (found := digest_file(path / name)) != expected:
+            raise CurationError(
+                f"shard {name} of data set {path.name} was altered", got=f"sha256 {found}", expected=expected
+            )
+    return DatasetRef(
+        path=str(path.resolve()),
+        digest=manifest["digest"],
+        fingerprint=TargetFingerprint.model_validate(manifest["fingerprint"]),
+        num_conversations=manifest["num_conversations"],
+        num_tokens=manifest["num_tokens"],
+        num_loss_tokens=manifest["num_loss_tokens"],
+        funnel=manifest["funnel"],
+        docs_path=str((path / DOCS_INDEX).resolve()),
+    )
+
+
+def _write_shards(rows: Sequence[Row], split: str, folder: Path) -> list[str]:
+    ordered = sorted(rows, key=lambda row: row.conversation_id)
+    names = []
+    for number, start in enumerate(range(0, max(1, len(ordered)), ROWS_PER_SHARD)):
+        name = f"{split}-{number:05d}.arrow"
+        _write_shard(ordered[start : start + ROWS_PER_SHARD], folder / name)
+        names.append(name)
+    return names
+
+
+def _write_shard(rows: Sequence[Row], path: Path) -> None:
+    with path.open("wb") as file:
+        with pa.ipc.new_file(file, SCHEMA) as writer:
+            for start in range(0, len(rows), ROWS_PER_BATCH):
+                batch = rows[start : start + ROWS_PER_BATCH]
+                columns = [
+                    pa.array([row.conversation_id for row in batch], pa.string()),
+                    pa.array([row.source for row in batch], pa.string()),
+                    pa.array([row.token_ids for row in batch], pa.list_(pa.int32())),
+                    pa.array([row.loss_mask for row in batch], pa.list_(pa.bool_())),
+                ]
+                writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _publish(staging: Path, final: Path) -> None:
+    try:
+        staging.rename(final)
+    except OSError:
+        if not (final / MANIFEST).is_file():
+            raise
+        # Another run published the same rows first; `load_dataset_ref` checks that they are.

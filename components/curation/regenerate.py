@@ -1,0 +1,203 @@
+"""Every answer given again by the target, through an OpenAI-compatible vLLM endpoint.
+
+Drafters trained on answers the target never gave lose acceptance, so the sources' own answers are thrown away.
+Many requests are in flight; each answer is appended to a shard the moment it arrives, under a key of everything that
+decides it, so a run that is killed pays for nothing twice. No `seed` is sent: it kills vLLM's CPU engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from components.contracts import Progress, TargetFingerprint, digest_json
+from components.curation.answer_shards import AnswerShards
+from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
+from components.curation.engine_client import EngineClient, RefusedError, watch_tokens
+from components.curation.quarantine import Quarantine
+from components.errors import CurationError
+from components.settings import CurationSettings
+
+MAX_REFUSED_SHARE = 0.5
+"""More refused conversations than this, and the engine, not the prompts, is wrong."""
+
+
+@dataclass(frozen=True)
+class Regeneration:
+    """What regeneration gave and cost."""
+
+    answered: tuple[AnsweredConversation, ...]
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    num_requested: int = 0
+    num_reused: int = 0
+    """Answers read from shards of an earlier run."""
+    num_tokens: int = 0
+    """Tokens of answers requested in this run."""
+    duration_s: float = 0.0
+    engine_version: str = "unknown"
+    exact_tokens: bool = True
+    """Whether the engine returned token ids, so rows hold exactly what the target produced."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Answer tokens per second over the whole run."""
+        return self.num_tokens / self.duration_s if self.duration_s else 0.0
+
+
+def regenerate(
+    conversations: Sequence[Conversation],
+    *,
+    engine_url: str,
+    model: str,
+    settings: CurationSettings,
+    fingerprint: TargetFingerprint,
+    shard_dir: Path,
+    progress: Progress,
+    request_timeout_s: float = 300.0,
+) -> Regeneration:
+    """Let the target answer every user turn of `conversations`.
+
+    Args:
+        engine_url: base URL of the engine, without `/v1`.
+        model: served model name.
+        settings: `requests_in_flight`, `max_answer_tokens`, `temperatures`.
+        fingerprint: of the target that is served; enters the shard keys, so another target's answers are never reused.
+        shard_dir: append-only JSON-lines shards, created if missing and reused by later runs.
+        progress: called at least every 5 s with the rate and the time left in the text.
+        request_timeout_s: for one answer, waiting in the engine's queue included.
+
+    Returns:
+        Answered conversations in the order given; those without a first answer are in the quarantine.
+
+    Raises:
+        EngineError: the engine is not reachable, or answers with server errors after all retries.
+        CurationError: more than half of the conversations were refused.
+    """
+    shards = AnswerShards(shard_dir)
+    with shards:
+        run = _Run(settings=settings, fingerprint=fingerprint, shards=shards)
+        return asyncio.run(
+            run.all(conversations, EngineClient(engine_url, model, timeout_s=request_timeout_s), progress)
+        )
+
+
+@dataclass
+class _Run:
+    settings: CurationSettings
+    fingerprint: TargetFingerprint
+    shards: AnswerShards
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    num_requested: int = 0
+    num_reused: int = 0
+    num_tokens: int = 0
+    num_done: int = 0
+
+    async def all(
+        self, conversations: Sequence[Conversation], client: EngineClient, progress: Progress
+    ) -> Regeneration:
+        started = time.monotonic()
+        limits = httpx.Limits(max_connections=self.settings.requests_in_flight + 1)
+        async with client.session(limits):
+            version = await client.version()
+            reporter = asyncio.create_task(
+                watch_tokens(client, progress, total=len(conversations), num_done=lambda: self.num_done)
+            )
+            try:
+                answered = await self._gather(conversations, client)
+            finally:
+                reporter.cancel()
+                await asyncio.gather(reporter, return_exceptions=True)
+        self._check_refusals(len(conversations))
+        progress("regenerate: done", len(conversations), len(conversations))
+        kept = tuple(item for item in answered if item is not None)
+        return Regeneration(
+            answered=kept,
+            quarantine=self.quarantine,
+            num_requested=self.num_requested,
+            num_reused=self.num_reused,
+            num_tokens=self.num_tokens,
+            duration_s=time.monotonic() - started,
+            engine_version=version,
+            exact_tokens=all(answer.token_ids for item in kept for answer in item.answers),
+        )
+
+    async def _gather(
+        self, conversations: Sequence[Conversation], client: EngineClient
+    ) -> list[AnsweredConversation | None]:
+        """Answer all; the first fatal error ends the others. One task per request in flight, not per conversation."""
+        results: list[AnsweredConversation | None] = [None] * len(conversations)
+        queue = iter(enumerate(conversations))
+
+        async def worker() -> None:
+            for index, conversation in queue:
+                results[index] = await self._converse(conversation, client)
+                self.num_done += 1
+
+        workers = [asyncio.create_task(worker()) for _ in range(self.settings.requests_in_flight)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for task in workers:
+                task.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        return results
+
+    async def _converse(self, conversation: Conversation, client: EngineClient) -> AnsweredConversation | None:
+        """Answer turn by turn, each on the target's own earlier answers. A truncated answer ends the conversation:
+        the template would close it with an end-of-turn token that the target did not give."""
+        history = list(conversation.system)
+        answers: list[Answer] = []
+        for prompt in conversation.user_turns:
+            history.append(Message("user", prompt))
+            try:
+                answer = await self._answer(conversation, history, client)
+            except RefusedError as error:
+                self.quarantine.add(conversation.source, f"engine refused: {error}", where=conversation.id)
+                break
+            if not answer.text.strip():
+                self.quarantine.add(conversation.source, "empty answer", where=conversation.id)
+                break
+            answers.append(answer)
+            history.append(Message("assistant", answer.text))
+            if answer.truncated:
+                break
+        return AnsweredConversation(conversation, tuple(answers)) if answers else None
+
+    async def _answer(self, conversation: Conversation, history: list[Message], client: EngineClient) -> Answer:
+        temperature = temperature_of(conversation.id, self.settings.temperatures)
+        request: dict[str, Any] = {
+            "messages": [message.as_dict() for message in history],
+            "temperature": temperature,
+            "max_tokens": self.settings.max_answer_tokens,
+        }
+        key = digest_json({"fingerprint": self.fingerprint.digest, **request})
+        known = self.shards.get(key)
+        if known is not None:
+            self.num_reused += 1
+            return known
+        answer = await client.complete(request, temperature=temperature)
+        self.shards.append(key, answer)
+        self.num_requested += 1
+        self.num_tokens += answer.num_tokens
+        return answer
+
+    def _check_refusals(self, num_conversations: int) -> None:
+        refused = self.quarantine.total
+        if num_conversations and refused / num_conversations > MAX_REFUSED_SHARE:
+            reasons = {reason: count for (_, reason), count in self.quarantine.counts.most_common(3)}
+            raise CurationError(
+                f"{refused} of {num_conversations} conversations got no answer",
+                got=reasons,
+                fix="Look at the engine's log; the answers that came are kept and will be reused.",
+            )
+
+
+def temperature_of(conversation_id: str, temperatures: Sequence[float]) -> float:
+    """Sampling temperature of a conversation: by its id, so a rerun asks the same question again."""
+    return temperatures[int(conversation_id[-8:], 16) % len(temperatures)]

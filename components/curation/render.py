@@ -1,0 +1,222 @@
+"""Conversation -> token ids and an assistant-only loss mask, through the target's own chat template.
+
+Where the engine returned token ids, a row is exactly what the target saw and produced: the last turn's prompt ids, then
+the answer's. An earlier answer is supervised only if its very ids stand at their very place in that sequence; text
+that tokenises differently the second time is not what the target produced, and stays masked.
+
+Where it did not, the texts are tokenised again: with `{% generation %}` the template marks the answers itself; without,
+an answer is the difference between the rendering up to its turn with and without it.
+
+Either way the end-of-turn token is supervised only where the target produced it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.contracts import TargetRef
+from components.curation.conversation import AnsweredConversation, Message, Row
+from components.errors import CurationError
+
+_PROBE = (
+    Message("user", "What is two plus two?"),
+    Message("assistant", "<think>\nAdd them.\n</think>\n\nFour, of course."),
+    Message("user", "And three plus three?"),
+    Message("assistant", "Six."),
+)
+
+
+class Renderer:
+    """The target's tokenizer and chat template. Build it with `load_renderer`."""
+
+    def __init__(self, tokenizer: Any, *, name: str) -> None:
+        self._tokenizer = tokenizer
+        self._name = name
+        self._marks_answers = "{% generation %}" in tokenizer.chat_template.replace("{%-", "{%").replace("-%}", "%}")
+        self.vocab_size = len(tokenizer)
+
+    def prompt_token_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a prompt as the engine will see it, the opening of the answer included."""
+        return self._encode(self._text(messages, open_answer=True))
+
+    def num_prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a prompt."""
+        return len(self.prompt_token_ids(messages))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids`, special tokens left out."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def render(self, answered: AnsweredConversation) -> Row:
+        """Render one answered conversation.
+
+        Raises:
+            CurationError: the engine's prompt is not what this template gives, or the template rewrites history.
+        """
+        exact = all(answer.token_ids and answer.prompt_token_ids for answer in answered.answers)
+        token_ids, mask = self._exact(answered) if exact else self._retokenised(answered)
+        return Row(
+            conversation_id=answered.conversation.id,
+            source=answered.conversation.source,
+            token_ids=tuple(token_ids),
+            loss_mask=tuple(mask),
+            num_turns=len(answered.answers),
+            truncated=answered.answers[-1].truncated,
+            exact=exact,
+        )
+
+    def _exact(self, answered: AnsweredConversation) -> tuple[list[int], list[bool]]:
+        last = answered.answers[-1]
+        ours = self.prompt_token_ids(answered.messages[:-1])
+        if ours != list(last.prompt_token_ids):
+            raise CurationError(
+                f"the engine rendered conversation {answered.conversation.id[:16]} differently from the chat template"
+                f" of {self._name}",
+                got=f"{len(last.prompt_token_ids)} prompt tokens",
+                expected=f"{len(ours)}",
+                fix="Serve the target with its own tokenizer and chat template.",
+            )
+        token_ids = [*last.prompt_token_ids, *last.token_ids]
+        mask = [False] * len(token_ids)
+        for answer in answered.answers:
+            start = len(answer.prompt_token_ids)
+            end = start + len(answer.token_ids)
+            if token_ids[:end] == [*answer.prompt_token_ids, *answer.token_ids]:
+                mask[start:end] = [True] * (end - start)
+        return token_ids, mask
+
+    def _retokenised(self, answered: AnsweredConversation) -> tuple[list[int], list[bool]]:
+        messages = answered.messages
+        if self._marks_answers and not answered.answers[-1].truncated:
+            return self._marked(messages)
+        text, spans = self._answer_spans(messages)
+        if answered.answers[-1].truncated:
+            start, _ = spans[-1]
+            end = start + len(messages[-1].content)
+            text, spans = text[:end], [*spans[:-1], (start, end)]
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        mask = [
+            any(start < end and left < end and right > start and left < right for start, end in spans)
+            for left, right in encoded["offset_mapping"]
+        ]
+        return list(encoded["input_ids"]), mask
+
+    def _marked(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        encoded = self._tokenizer.apply_chat_template(
+            [message.as_dict() for message in messages], return_dict=True, return_assistant_tokens_mask=True
+        )
+        return list(encoded["input_ids"]), [bool(value) for value in encoded["assistant_masks"]]
+
+    def _answer_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """The whole chat as text, and the character span of each answer, its end-of-turn token included."""
+        whole = self._text(messages, open_answer=False)
+        spans: list[tuple[int, int]] = []
+        for index, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            before = self._text(messages[:index], open_answer=True)
+            upto = self._text(messages[: index + 1], open_answer=False)
+            if not upto.startswith(before) or not whole.startswith(upto.rstrip()):
+                raise CurationError(
+                    f"the chat template of {self._name} rewrites history",
+                    got=f"turn {index} reads differently once the conversation goes on",
+                    fix="Train on single turns (max_turns: 1), or on an engine that returns token ids.",
+                )
+            spans.append((len(before), self._end_of_answer(upto, len(before), message.content)))
+        return whole, spans
+
+    def _end_of_answer(self, text: str, start: int, answer: str) -> int:
+        position = text.find(answer.strip(), start)
+        if position < 0:
+            raise CurationError(f"the chat template of {self._name} alters answers", got=repr(text[start : start + 80]))
+        end = position + len(answer.strip())
+        closing = str(self._tokenizer.eos_token or "")
+        return end + len(closing) if closing and text.startswith(closing, end) else end
+
+    def _text(self, messages: Sequence[Message], *, open_answer: bool) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [message.as_dict() for message in messages], tokenize=False, add_generation_prompt=open_answer
+            )
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def load_renderer(target: TargetRef) -> Renderer:
+    """Load the tokenizer and chat template from the target's folder.
+
+    Raises:
+        CurationError: no tokenizer, or one without a chat template.
+    """
+    return renderer_of(Path(target.path), name=target.name)
+
+
+def renderer_of(folder: Path, *, name: str) -> Renderer:
+    """As `load_renderer`, from a folder."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CurationError(f"target {name} has no usable tokenizer", got=str(error).splitlines()[0]) from error
+    if not tokenizer.chat_template:
+        raise CurationError(
+            f"target {name} has no chat template",
+            got=folder,
+            expected="chat_template.jinja, or chat_template in tokenizer_config.json",
+            fix="Add the template the model was trained with; a guessed one would train on the wrong tokens.",
+        )
+    return Renderer(tokenizer, name=name)
+
+
+def rewrites_history(renderer: Renderer) -> str | None:
+    """What the template does to earlier answers once the conversation goes on; None if it leaves them alone.
+
+    Thinking models drop the reasoning of earlier turns, some templates inject dates or trim answers. Single-turn
+    training does not mind; multi-turn rows then supervise only the answers whose tokens survived.
+    """
+    try:
+        renderer._answer_spans(_PROBE)
+    except CurationError as error:
+        return error.problem
+    return None
+
+
+def prove_masks(rows: Sequence[Row], answered: Sequence[AnsweredConversation], renderer: Renderer) -> int:
+    """Decode the masked spans of rows and compare them with the answers.
+
+    Returns:
+        Answers compared. Answers masked out because they tokenise differently in context are not counted.
+
+    Raises:
+        CurationError: a span that does not read as its answer; the conversation is named.
+    """
+    compared = 0
+    for row, source in zip(rows, answered, strict=True):
+        texts = [renderer.decode(span).strip() for span in _masked_spans(row)]
+        answers = [answer.text.strip() for answer in source.answers]
+        missing = [text for text in texts if text not in answers]
+        if missing or (not texts and any(answers)):
+            raise CurationError(
+                f"the loss mask of conversation {row.conversation_id[:16]} does not cover its answers",
+                got=repr(missing[0][:80]) if missing else "an empty mask",
+                expected=repr(answers[0][:80]),
+            )
+        compared += len(texts)
+    return compared
+
+
+def _masked_spans(row: Row) -> list[list[int]]:
+    spans: list[list[int]] = []
+    previous = False
+    for token_id, supervised in zip(row.token_ids, row.loss_mask, strict=True):
+        if supervised and not previous:
+            spans.append([])
+        if supervised:
+            spans[-1].append(token_id)
+        previous = supervised
+    return spans

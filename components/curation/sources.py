@@ -1,0 +1,210 @@
+"""Sources of conversations, mixed by weight.
+
+A source is a small adapter that yields located rows (`packages.package_rows`, Hugging Face datasets, local files);
+`rows.read_row` turns each into a conversation or quarantines it. Evaluation's share of every source
+(`contracts.is_held_out`) is left out here, at the door, so nothing downstream can leak it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.contracts import digest_file, is_held_out
+from components.curation import packages
+from components.curation.conversation import Conversation
+from components.curation.packages import LocatedRow, parse_json_line
+from components.curation.quarantine import BadRowError, Quarantine
+from components.curation.rows import read_row
+from components.errors import CurationError
+from components.settings import CurationSettings, SourceSettings
+
+DRAW_COST = 0.02
+"""What a drawn but rejected row counts for against an accepted one when the next source is chosen: a source that gives
+nothing usable falls behind instead of holding the mixture up."""
+
+SHUFFLE_BUFFER_ROWS = 1000
+
+
+@dataclass
+class _Open:
+    source: SourceSettings
+    rows: Iterator[LocatedRow]
+    num_drawn: int = 0
+    num_accepted: int = 0
+
+    @property
+    def progress(self) -> float:
+        return (self.num_accepted + DRAW_COST * (self.num_drawn - self.num_accepted)) / self.source.weight
+
+
+class Mixture:
+    """Draws conversations from several sources so that the *accepted* ones stand in the ratio of the weights.
+
+    Iterate, and call `accept()` for the conversation just drawn if it survived the filters. Deterministic: the next
+    draw comes from the source that is furthest behind its share, the first named one on a tie.
+    """
+
+    def __init__(self, settings: CurationSettings, *, quarantine: Quarantine) -> None:
+        self._settings = settings
+        self._quarantine = quarantine
+        self._open = [_Open(source, open_rows(source, seed=settings.seed)) for source in settings.sources]
+        self._last: _Open | None = None
+        self.num_read = 0
+        self.num_held_out = 0
+
+    def accept(self) -> None:
+        """Count the conversation drawn last towards its source's share."""
+        if self._last is not None:
+            self._last.num_accepted += 1
+
+    @property
+    def num_accepted(self) -> dict[str, int]:
+        """Accepted conversations by source; a source that ran dry keeps its count."""
+        return {entry.source.name: entry.num_accepted for entry in self._open}
+
+    def __iter__(self) -> Iterator[Conversation]:
+        running = list(self._open)
+        while running:
+            entry = min(running, key=lambda candidate: candidate.progress)
+            cap = entry.source.max_rows
+            located = None if cap is not None and entry.num_drawn >= cap else next(entry.rows, None)
+            if located is None:
+                running.remove(entry)
+                continue
+            conversation = self._read(entry, *located)
+            if conversation is not None:
+                self._last = entry
+                yield conversation
+
+    def _read(self, entry: _Open, where: str, row: object) -> Conversation | None:
+        entry.num_drawn += 1
+        self.num_read += 1
+        try:
+            conversation = read_row(
+                row, column=entry.source.column, source=entry.source.name, max_turns=self._settings.max_turns
+            )
+        except BadRowError as reason:
+            self._quarantine.add(entry.source.name, str(reason), where=where)
+            return None
+        if is_held_out(conversation.user_turns[0]):
+            self.num_held_out += 1
+            return None
+        return conversation
+
+
+def load_conversations(settings: CurationSettings, *, quarantine: Quarantine | None = None) -> Iterator[Conversation]:
+    """Conversations of all sources, mixed by weight and seeded; endless where a source is a generator.
+
+    Args:
+        settings: `sources`, `seed`, `max_turns`; a source's `max_rows` caps the rows read from it.
+        quarantine: where bad rows are counted.
+
+    Raises:
+        CurationError: a source that cannot be opened.
+    """
+    mixture = Mixture(settings, quarantine=quarantine if quarantine is not None else Quarantine())
+    for conversation in mixture:
+        mixture.accept()
+        yield conversation
+
+
+def open_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:
+    """Located rows of one source.
+
+    Raises:
+        CurationError: unknown package source, missing file, or a data set that cannot be loaded.
+    """
+    if source.kind == "package":
+        return packages.package_rows(source.name, seed=seed, parts=source.parts)
+    if source.kind == "file":
+        return _file_rows(source, seed=seed)
+    return _hub_rows(source, seed=seed)
+
+
+def describe_source(source: SourceSettings) -> dict[str, str]:
+    """What the manifest says about a source: its name, revision or content hash, and licence where it is known."""
+    if source.kind == "package":
+        version = packages.package_version(source.name)
+        return {"name": source.name, "revision": version, "licence": packages.LICENCES[source.name]}
+    if source.kind == "file":
+        return {"name": source.name, "revision": digest_file(_source_file(source)), "licence": "unknown"}
+    return {"name": source.name, "revision": f"{source.repo_id}@{source.revision or 'main'}", "licence": "see the hub"}
+
+
+def _source_file(source: SourceSettings) -> Path:
+    if source.path is None:
+        raise CurationError(f"source '{source.name}' of kind 'file' needs a path")
+    path = Path(source.path)
+    if not path.is_file():
+        raise CurationError(f"the file of source '{source.name}' is missing", got=path)
+    return path
+
+
+def _file_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:
+    path = _source_file(source)
+    readers = {".jsonl": _jsonl, ".json": _jsonl, ".parquet": _parquet, ".arrow": _arrow}
+    if path.suffix not in readers:
+        raise CurationError(f"cannot read {path.name}", got=path.suffix or "no suffix", expected=", ".join(readers))
+    return _shuffled(readers[path.suffix](path), seed=seed)
+
+
+def _jsonl(path: Path) -> Iterator[LocatedRow]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield f"{path.name}:{number}", parse_json_line(line)
+
+
+def _parquet(path: Path) -> Iterator[LocatedRow]:
+    import pyarrow.parquet as pq
+
+    number = 0
+    for batch in pq.ParquetFile(path).iter_batches(batch_size=256):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{path.name}:{number}", row
+
+
+def _arrow(path: Path) -> Iterator[LocatedRow]:
+    import pyarrow as pa
+
+    number = 0
+    with pa.memory_map(str(path)) as file:
+        try:
+            batches = pa.ipc.open_file(file)
+            for index in range(batches.num_record_batches):
+                for row in batches.get_batch(index).to_pylist():
+                    number += 1
+                    yield f"{path.name}:{number}", row
+        except pa.ArrowInvalid:
+            raise CurationError(f"{path.name} is not an Arrow IPC file") from None
+
+
+def _hub_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:
+    from datasets import load_dataset
+
+    if source.repo_id is None:
+        raise CurationError(f"source '{source.name}' of kind 'huggingface' needs a repo_id")
+    try:
+        rows = load_dataset(source.repo_id, split=source.split, revision=source.revision, streaming=True)
+    except Exception as error:
+        raise CurationError(
+            f"cannot load the data set of source '{source.name}'", got=f"{source.repo_id}: {error}"
+        ) from error
+    shuffled = rows.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER_ROWS)
+    return ((f"{source.repo_id}[{index}]", row) for index, row in enumerate(shuffled))
+
+
+def _shuffled(rows: Iterator[LocatedRow], *, seed: int) -> Iterator[LocatedRow]:
+    """Shuffle through a bounded buffer, so memory does not grow with the file."""
+    rng = random.Random(seed)
+    buffer: list[LocatedRow] = []
+    for row in rows:
+        buffer.append(row)
+        if len(buffer) >= SHUFFLE_BUFFER_ROWS:
+            yield buffer.pop(rng.randrange(len(buffer)))
+    rng.shuffle(buffer)
+    yield from buffer
