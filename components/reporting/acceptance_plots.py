@@ -41,15 +41,16 @@ def acceptance_by_slice(report: AcceptanceReport, path: Path) -> Path | None:
     names = [*slices, "all"]
     figure, axes = new_figure(
         "Acceptance length by slice",
-        subtitle=f"{report.target.name}, served, temperature {report.temperature:g}; tokens per target step, bonus"
-        " token included; 95 % intervals over prompts",
+        subtitle=f"{report.target.name}, served at temperature {report.temperature:g}; tokens per target step;"
+        " 95 % intervals over prompts",
     )
     width = 0.8 / len(arms)
     for index, arm in enumerate(arms):
         offsets = [position + (index - (len(arms) - 1) / 2) * width for position in range(len(names))]
         values = [arm.acceptance_by_slice.get(name, math.nan) for name in slices] + [arm.acceptance_length]
         intervals = [arm.interval_by_slice.get(name) for name in slices] + [arm.acceptance_interval]
-        axes.bar(offsets, values, width=width * 0.92, color=colour(arm.arm), label=label(arm.arm))
+        gains = [value - 1.0 for value in values]
+        axes.bar(offsets, gains, bottom=1.0, width=width * 0.92, color=colour(arm.arm), label=label(arm.arm))
         _intervals(axes, offsets, values, intervals)
         for offset, value, interval in zip(offsets, values, intervals, strict=True):
             if math.isfinite(value):
@@ -57,17 +58,12 @@ def acceptance_by_slice(report: AcceptanceReport, path: Path) -> Path | None:
                 axes.annotate(
                     f"{value:.2f}", (offset, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8
                 )
-    axes.axhline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-    axes.annotate(
-        "no draft = 1.0", (1.0, 1.0), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points",
-        ha="right", fontsize=8, color=INK,
-    )  # fmt: skip
     counts = {name: sum(prompt.slice == name for prompt in arms[0].prompts) for name in slices}
     ticks = [f"{name}\n{counts[name]} prompts" for name in slices] + [f"all\n{len(arms[0].prompts)} prompts"]
     axes.set_xticks(range(len(names)), ticks)
-    axes.set_ylabel("acceptance length")
-    axes.set_ylim(0.8, axes.get_ylim()[1] * 1.04)
-    _legend(axes, len(arms))
+    axes.set_ylabel("acceptance length (1.0 = no draft)")
+    axes.set_ylim(1.0, max(1.1, axes.get_ylim()[1] * 1.06))
+    axes.legend(frameon=False, fontsize=9, loc="upper right", ncols=len(arms))
     return save(figure, path)
 
 
@@ -107,7 +103,7 @@ def speed_by_concurrency(report: AcceptanceReport, path: Path) -> Path | None:
         levels = [point.concurrency for point in arm.speed]
         rates = [point.output_tokens_per_s for point in arm.speed]
         axes.plot(levels, rates, marker="o", linewidth=2.2, color=colour(arm.arm), label=label(arm.arm))
-        _value_labels(axes, levels, rates, "{:.0f}", above=arm.arm != "no_draft")
+    _speed_labels(axes, arms)
     levels = sorted({point.concurrency for arm in arms for point in arm.speed})
     axes.set_xscale("log", base=2)
     axes.set_xticks(levels, [str(level) for level in levels])
@@ -160,13 +156,25 @@ def _intervals(
         )  # fmt: skip
 
 
-def _value_labels(axes: Any, xs: Sequence[float], ys: Sequence[float], pattern: str, *, above: bool = True) -> None:
+def _value_labels(axes: Any, xs: Sequence[float], ys: Sequence[float], pattern: str) -> None:
     for x, y in zip(xs, ys, strict=True):
         axes.annotate(
-            pattern.format(y), (x, y), xytext=(0, 7 if above else -14), textcoords="offset points", ha="center",
-            fontsize=8, color=INK,
-        )  # fmt: skip
+            pattern.format(y), (x, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8, color=INK
+        )
 
 
-def _legend(axes: Any, num_arms: int) -> None:
-    axes.legend(frameon=False, fontsize=9, loc="upper right", ncols=num_arms)
+def _speed_labels(axes: Any, arms: Sequence[ArmReport]) -> None:
+    """tok/s beside each point: the fastest arm's above it, the slowest's below, the others' to the right."""
+    by_level: dict[int, list[tuple[float, str]]] = {}
+    for arm in arms:
+        for point in arm.speed:
+            by_level.setdefault(point.concurrency, []).append((point.output_tokens_per_s, arm.arm))
+    for level, rates in by_level.items():
+        ordered = sorted(rates)
+        for rank, (rate, arm_name) in enumerate(ordered):
+            is_top, is_bottom = rank == len(ordered) - 1, rank == 0
+            offset = (0, 7) if is_top else (0, -14) if is_bottom else (8, -3)
+            axes.annotate(
+                f"{rate:.0f}", (level, rate), xytext=offset, textcoords="offset points",
+                ha="center" if is_top or is_bottom else "left", fontsize=8, color=colour(arm_name), fontweight="bold",
+            )  # fmt: skip

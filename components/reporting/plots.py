@@ -148,7 +148,7 @@ def target_changes(changes: tuple[TargetChangeReport, ...], path: Path) -> Path:
                 xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", ha="right", fontsize=8,
             )  # fmt: skip
     highest = max(axes.get_ylim()[1] for axes in grid[0])
-    grid[0][0].set_ylim(0.8, highest * 1.12)
+    grid[0][0].set_ylim(0, highest * 1.1)
     grid[0][0].set_ylabel("acceptance length")
     grid[1][0].set_ylabel("tok/s, 1 request in flight")
     return save(figure, path)
@@ -163,8 +163,9 @@ def _change_bars(axes: Any, arms: list[tuple[str, ArmFigures | None, str]], figu
             continue
         axes.bar(position, value, width=0.62, color=shade)
         axes.annotate(
-            pattern.format(value), (position, value), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9
-        )
+            pattern.format(value), (position, value), xytext=(0, -5), textcoords="offset points", ha="center", va="top",
+            fontsize=10, fontweight="bold", color="white",
+        )  # fmt: skip
     axes.set_xticks(range(len(arms)), [name for name, _, _ in arms])
     axes.margins(y=0.12)
 
@@ -178,8 +179,9 @@ def _step_text(acceptance_length: float | None, num_requests: int, weight_percen
     return told if acceptance_length is None else f"{told}\nAL {acceptance_length:.2f}"
 
 
-def _smoothed(values: list[float], *, weight: float = 0.9) -> list[float]:
-    """Exponential moving average, bias-corrected so that it starts at the first value."""
+def _smoothed(values: list[float]) -> list[float]:
+    """Exponential moving average over about a twentieth of the run, bias-corrected at its start."""
+    weight = max(0.0, 1.0 - 20 / len(values))
     smooth, total, scale = [], 0.0, 0.0
     for value in values:
         total = weight * total + (1 - weight) * value

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -85,7 +86,9 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _rich_table(table: Table) -> RichTable:
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
+    drawn = RichTable(
+        title=table.title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
+    )
     for index, name in enumerate(table.columns):
         is_text = index == 0 or name in table.text_columns
         drawn.add_column(name, justify="left" if is_text else "right", overflow="fold")

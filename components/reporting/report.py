@@ -19,6 +19,7 @@ from components.contracts import (
     Release,
     StageTiming,
     StreamReport,
+    TargetChange,
     TargetRef,
 )
 
@@ -74,6 +75,8 @@ class LifecycleReport(Record):
     recipe: str
     budget: str | None = None
     target: TargetRef
+    change: TargetChange | None = Field(default=None, description="against the target the champion is bound to")
+    policy_reason: str | None = Field(default=None, description="what the re-measurement said and which rule followed")
     stages: tuple[StageTiming, ...]
     total_s: float
     orchestration_share: float = Field(description="wall time outside all stages / total, 0 to 1")

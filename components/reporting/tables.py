@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from components.contracts import AcceptanceReport, ArmReport, CanaryReport, GateDecision, StageTiming, Verdict
+from components.contracts import (
+    AcceptanceReport,
+    ArmReport,
+    CanaryReport,
+    GateDecision,
+    SpeedPoint,
+    StageTiming,
+    Verdict,
+)
 from components.reporting.acceptance_plots import ordered_arms
 from components.reporting.report import ArmFigures, LifecycleReport, TargetChangeReport, speedup
 from components.reporting.style import label
@@ -117,23 +125,35 @@ def _speed(report: AcceptanceReport) -> Iterator[Table]:
     if not arms:
         return
     points = {(arm.arm, point.concurrency): point for arm in arms for point in arm.speed}
+    levels = sorted({level for _, level in points})
     ratios = speedup(report)
-    rows = []
-    for level in sorted({level for _, level in points}):
-        ratio = f"{ratios[level]:.2f}x" if level in ratios else "-"
+    rates, waits = [], []
+    for level in levels:
         cells = [points.get((arm.arm, level)) for arm in arms]
         told = [f"{cell.output_tokens_per_s:.0f}" if cell else "-" for cell in cells]
-        waits = [f"{cell.ttft_p50_ms:.0f} / {cell.itl_p50_ms:.1f}" if cell else "-" for cell in cells]
-        rows.append((str(level), *told, ratio, *waits))
-    columns = ("in flight", *(f"{label(arm.arm)} tok/s" for arm in arms), "speed-up")
-    columns += tuple(f"{label(arm.arm)} TTFT / ITL ms" for arm in arms)
+        rates.append((str(level), *told, f"{ratios[level]:.2f}x" if level in ratios else "-"))
+        waits.append((str(level), *(_latency(cell) for cell in cells)))
+    names = [label(arm.arm) for arm in arms]
     yield Table(
-        "Speed by requests in flight",
-        columns,
-        tuple(rows),
-        note="Medians over interleaved rounds; TTFT time to first token, ITL time per further token (medians).",
+        "Output tokens per second by requests in flight",
+        ("in flight", *names, "candidate / no draft"),
+        tuple(rates),
+        note="Medians over interleaved rounds.",
         plots=("speed_by_concurrency",),
     )
+    yield Table(
+        "Latency by requests in flight",
+        ("in flight", *names),
+        tuple(waits),
+        note="Time to first token, then time per further token: p50 (p99) in ms.",
+    )
+
+
+def _latency(point: SpeedPoint | None) -> str:
+    if point is None:
+        return "-"
+    first = f"{point.ttft_p50_ms:.0f} ({point.ttft_p99_ms:.0f})"
+    return f"{first}, {point.itl_p50_ms:.0f} ({point.itl_p99_ms:.0f})"
 
 
 def _gate(gate: GateDecision) -> Table:
@@ -233,29 +253,28 @@ def _training(report: LifecycleReport) -> Iterator[Table]:
 
 
 def _changes(changes: tuple[TargetChangeReport, ...]) -> Iterator[Table]:
-    if not changes:
-        return
-    rows = tuple(
-        (
-            change.name,
-            ", ".join(change.kinds),
-            _number(change.released_acceptance_length, 2),
-            _figures(change.old_drafter),
-            _figures(change.new_drafter),
-            _figures(change.no_draft),
-            str(change.action),
-            f"{duration(change.detected_s)}" if change.detected_s is not None else "-",
-            duration(change.total_s),
-            change.outcome,
+    for index, change in enumerate(changes):
+        arms = (("old drafter", change.old_drafter), ("new drafter", change.new_drafter), ("no draft", change.no_draft))
+        levels = sorted({level for _, arm in arms if arm is not None for level in arm.output_tokens_per_s})
+        rows = tuple((name, *_change_cells(arm, levels)) for name, arm in arms)
+        note = f"{', '.join(change.kinds)} changed, {change.outcome}, in {duration(change.total_s)}"
+        note += f" (detected after {duration(change.detected_s)}). " if change.detected_s is not None else ". "
+        if change.released_acceptance_length is not None:
+            note += f"The champion's acceptance length on the old target: {change.released_acceptance_length:.3f}. "
+        yield Table(
+            f"Target change: {change.name}: {change.action}",
+            ("on the new target", "acceptance length", *(f"tok/s at {level}" for level in levels)),
+            rows,
+            note=note + change.reason,
+            plots=("target_changes",) if index == len(changes) - 1 else (),
         )
-        for change in changes
-    )
-    columns = ("change", "kind", "released AL", "old drafter", "new drafter", "no draft", "action", "detected", "total")
-    yield Table(
-        "Target changes", (*columns, "outcome"), rows, text_columns=("kind", "action", "outcome"),
-        note="Drafters served on the new target: acceptance length, then tok/s with one request in flight.",
-        plots=("target_changes",),
-    )  # fmt: skip
+
+
+def _change_cells(arm: ArmFigures | None, levels: list[int]) -> list[str]:
+    if arm is None:
+        return ["-"] * (1 + len(levels))
+    rates = [arm.output_tokens_per_s.get(level) for level in levels]
+    return [_with_interval(arm.acceptance_length, arm.acceptance_interval), *(_number(rate, 0) for rate in rates)]
 
 
 def schedule_text(schedule: tuple[tuple[int, int, int], ...]) -> str:
@@ -295,13 +314,6 @@ def _with_interval(value: float | None, interval: tuple[float, float] | None) ->
     if value is None:
         return "-"
     return f"{value:.3f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
-
-
-def _figures(arm: ArmFigures | None) -> str:
-    if arm is None:
-        return "-"
-    rate = arm.output_tokens_per_s.get(1)
-    return f"{arm.acceptance_length:.2f}" + (f", {rate:.0f} tok/s" if rate is not None else "")
 
 
 def _number(value: float | None, num_digits: int = 3) -> str:

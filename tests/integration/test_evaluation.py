@@ -1,0 +1,180 @@
+"""Acceptance, speed and the gate against real vLLM engines serving a tiny random target, with and without a drafter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from components.contracts import (
+    ArmEndpoint,
+    CheckpointRef,
+    TargetFingerprint,
+    TargetRef,
+    Verdict,
+    digest_json,
+)
+from components.drafter.build import build_drafter
+from components.drafter.checkpoint import export_checkpoint
+from components.errors import EvaluationError
+from components.evaluation.acceptance import expected_counters, measure_acceptance
+from components.evaluation.gate import decide
+from components.evaluation.measure import build_report
+from components.evaluation.prompts import Prompt
+from components.evaluation.speed import measure_speed
+from components.serving.command import EngineSpec
+from components.serving.engine import free_port, start_engines
+from components.settings import DrafterSettings, EngineSettings, EvaluationSettings, GateSettings
+
+pytestmark = pytest.mark.integration
+
+MODEL = "tiny"
+AUX_LAYERS = (1, 2, 3)
+NUM_DRAFT_TOKENS = 3
+FINGERPRINT = TargetFingerprint(**{part: digest_json(part) for part in TargetFingerprint.model_fields})
+SETTINGS = EvaluationSettings(
+    slices={"letters": 4, "numbers": 4},
+    max_tokens=24,
+    speed_concurrency=(1, 2),
+    speed_requests=2,
+    speed_repeats=2,
+)
+ENGINE = EngineSettings(
+    device="cpu", dtype="float32", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=256, kv_cache_gib=0.1
+)
+
+
+def _prompt(slice_name: str, number: int, text: str) -> Prompt:
+    return Prompt(f"{slice_name}/{number}", slice_name, ({"role": "user", "content": text},))
+
+
+PROMPTS = tuple(
+    [_prompt("letters", n, f"tell me about {letter * 3}") for n, letter in enumerate("abcd")]
+    + [_prompt("numbers", n, f"what is {n} and {n + 7}") for n in range(4)]
+)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target: Path) -> TargetRef:
+    return TargetRef(name="tiny", path=str(tiny_target), source="test", fingerprint=FINGERPRINT, quantization="none")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(target: TargetRef, tmp_path_factory: pytest.TempPathFactory) -> CheckpointRef:
+    settings = DrafterSettings(
+        algorithm="dflash", num_layers=1, block_size=NUM_DRAFT_TOKENS + 1, markov_rank=0, confidence_head=False
+    )
+    model = build_drafter(settings, target_path=Path(target.path), aux_layer_ids=AUX_LAYERS, draft_vocab=None, seed=0)
+    return export_checkpoint(
+        model,
+        tmp_path_factory.mktemp("drafters") / "random",
+        target=target,
+        settings=settings,
+        dataset_digest=None,
+        step=0,
+        num_trained_tokens=0,
+        parent_digest=None,
+        expected_acceptance_length=None,
+        extra={},
+    )
+
+
+@pytest.fixture(scope="module")
+def endpoints(
+    target: TargetRef, checkpoint: CheckpointRef, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, ArmEndpoint]]:
+    port = free_port()
+    shared = {"model_path": target.path, "served_model_name": MODEL, "settings": ENGINE, "device": "cpu"}
+    specs = [
+        EngineSpec(name="candidate", port=port, checkpoint=checkpoint, num_cores=1, **shared),
+        EngineSpec(name="no_draft", port=free_port(port + 1), num_cores=1, **shared),
+    ]
+    with start_engines(specs, log_dir=tmp_path_factory.mktemp("logs"), fingerprint=FINGERPRINT) as engines:
+        yield {engine.spec.name: engine.endpoint(engine.spec.name) for engine in engines}
+
+
+def test_arms_are_measured_and_decided_on(endpoints: dict[str, ArmEndpoint], target: TargetRef, tmp_path: Path) -> None:
+    measured = {arm: measure_acceptance(one, PROMPTS, settings=SETTINGS) for arm, one in endpoints.items()}
+    candidate, plain = measured["candidate"], measured["no_draft"]
+
+    # Equal to the token: what the requests say, and what the engine's counters grew by.
+    expected = expected_counters(candidate.prompts)
+    assert {name: candidate.counters[name] for name in expected} == expected
+    assert expected["vllm:spec_decode_num_drafts"] > len(PROMPTS)
+    assert plain.counters["vllm:generation_tokens"] == sum(p.num_output_tokens for p in plain.prompts)
+    assert all(len(p.accepted_by_position) == NUM_DRAFT_TOKENS for p in candidate.prompts)
+    assert all(p.num_steps == p.num_draft_tokens == 0 for p in plain.prompts)
+
+    speed = measure_speed(list(endpoints.values()), PROMPTS, settings=SETTINGS)
+    for points in speed.values():
+        assert [point.concurrency for point in points] == [1, 2]
+        assert all(point.output_tokens_per_s > 0 and point.ttft_p50_ms > 0 and point.itl_p50_ms > 0 for point in points)
+        assert all(point.num_requests == 4 for point in points)
+
+    report = build_report(target, measured=measured, speed=speed, prompts=PROMPTS, settings=SETTINGS)
+    assert report.num_compared_outputs == len(PROMPTS)
+    # float32 and greedy: the drafter changes no output.
+    assert report.num_equal_outputs == len(PROMPTS)
+    assert report.arms["candidate"].draft_coverage > 0.9
+    assert report.arms["no_draft"].acceptance_length == 1.0
+
+    # A random drafter is no drafter: the gate says so, from memory and from the file alike.
+    decision = decide(report, settings=GateSettings(min_acceptance_length=1.2))
+    assert decision.verdict is Verdict.FAIL
+    again = decide(
+        type(report).read(report.write(tmp_path / "r.json")), settings=GateSettings(min_acceptance_length=1.2)
+    )
+    assert again.digest == decision.digest
+
+
+def test_too_long_prompt_is_left_out_with_its_reason(endpoints: dict[str, ArmEndpoint]) -> None:
+    long = _prompt("letters", 99, "never ending story " * 200)
+    settings = SETTINGS.model_copy(update={"max_excluded_share": 0.2})
+    measured = measure_acceptance(endpoints["candidate"], (*PROMPTS, long), settings=settings)
+    assert list(measured.excluded) == [long.prompt_id]
+    assert "length" in measured.excluded[long.prompt_id]
+    assert len(measured.prompts) == len(PROMPTS)
+    with pytest.raises(EvaluationError, match="too many evaluation prompts"):
+        measure_acceptance(endpoints["candidate"], (*PROMPTS[:2], long), settings=settings)
+
+
+def test_foreign_traffic_makes_the_counts_differ(
+    endpoints: dict[str, ArmEndpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = endpoints["candidate"]
+    monkeypatch.setattr("components.evaluation.acceptance.COUNTER_SETTLE_S", 1.0)
+
+    def intrude(what: str, num_done: int, num_total: int) -> None:
+        if num_done == 1:
+            payload = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+            httpx.post(f"{endpoint.url}/v1/chat/completions", json=payload, timeout=60).raise_for_status()
+
+    with pytest.raises(EvaluationError, match="counters and its per-request metrics differ"):
+        measure_acceptance(endpoint, PROMPTS, settings=SETTINGS, progress=intrude)
+
+
+def test_wrong_arms_are_told_apart(endpoints: dict[str, ArmEndpoint]) -> None:
+    plain = endpoints["no_draft"].model_copy(update={"num_draft_tokens": NUM_DRAFT_TOKENS})
+    with pytest.raises(EvaluationError, match="no speculative metrics"):
+        measure_acceptance(plain, PROMPTS[:1], settings=SETTINGS)
+    drafting = endpoints["candidate"].model_copy(update={"num_draft_tokens": 0})
+    with pytest.raises(EvaluationError, match="its engine speculates"):
+        measure_acceptance(drafting, PROMPTS[:1], settings=SETTINGS)
+    stranger = endpoints["no_draft"].model_copy(update={"model": "somebody-else"})
+    with pytest.raises(EvaluationError):
+        measure_acceptance(stranger, PROMPTS[:1], settings=SETTINGS)
+
+
+def test_engine_that_is_not_there() -> None:
+    with pytest.raises(EvaluationError, match="does not answer"):
+        asyncio.run(_version_of(ArmEndpoint(arm="candidate", url=f"http://127.0.0.1:{free_port()}", model=MODEL)))
+
+
+async def _version_of(endpoint: ArmEndpoint) -> str:
+    from components.evaluation.engine_client import EngineClient
+
+    async with EngineClient(endpoint, temperature=0, max_tokens=8, timeout_s=5) as client:
+        return await client.version()
