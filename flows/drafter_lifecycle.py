@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from components.reporting.report import LifecycleReport
 from prefect import flow
-from tasks.evaluation import measure_champion
-from tasks.lifecycle import Story, decide_action, rebind_champion, write_lifecycle_report
 
 from components.contracts import ChangeAction, CheckpointRef, Verdict
+from components.reporting.report import LifecycleReport
 from flows.curate_data import curate_data
 from flows.deploy_canary import deploy_canary
 from flows.gate_drafter import gate_drafter
 from flows.train_drafter import train_drafter
+from tasks.evaluation import measure_champion
+from tasks.lifecycle import Story, decide_action, rebind_champion, write_lifecycle_report
 from tasks.loop import open_loop
 from tasks.registry import find_champion
 from tasks.targets import PUBLISHED, classify_target_change, find_target
@@ -27,11 +27,9 @@ def drafter_lifecycle(recipe: str = "demo", budget: str | None = None, target: s
         target: 'published' (what the watch looks at), 'source' (the recipe's own), or a folder.
     """
     with open_loop(recipe, budget=budget) as loop:
-        story = Story()
         found = find_target(loop, target)
         champion = find_champion(loop)
-        story.change = classify_target_change(found, champion)
-        story.target, story.champion = found, champion
+        story = Story(found, champion, classify_target_change(found, champion))
         candidate: CheckpointRef | None = None
         if champion is not None and story.change.action is ChangeAction.REMEASURE:
             measured = measure_champion(loop, found, champion.checkpoint)

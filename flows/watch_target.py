@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from prefect import flow
-from tasks.watch import start_lifecycle
 
 from components.contracts import ChangeAction, TargetChange
 from tasks.loop import open_loop
 from tasks.registry import find_champion
 from tasks.targets import PUBLISHED, classify_target_change, find_target
+from tasks.watch import start_lifecycle
 
 
 @flow(name="watch-target", log_prints=True)

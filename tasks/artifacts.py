@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import contextvars
 import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 from uuid import UUID
 
 from prefect.artifacts import (
@@ -39,7 +41,8 @@ def progress_reporter(name: str) -> Progress:
             if artifact_ids:
                 update_progress_artifact(artifact_id=artifact_ids[0], progress=percent)
             else:
-                artifact_ids.append(create_progress_artifact(progress=percent, key=_key(name), description=name))
+                artifact_id = create_progress_artifact(progress=percent, key=_key(name), description=name)
+                artifact_ids.append(cast(UUID, artifact_id))  # no event loop in this thread: never a coroutine
         except Exception as error:  # noqa: BLE001 - any client failure; reported below
             logger.warning("progress artifact of %s not written: %s", name, error)
 
@@ -70,3 +73,9 @@ def publish_image(key: str, png: Path, *, description: str) -> None:
 def _key(name: str) -> str:
     """Prefect's artifact keys hold lowercase letters, digits and dashes only."""
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; pipes in cells are escaped."""
+    lines = [list(columns), ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

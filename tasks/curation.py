@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from components.curation.curate import Collected, collect, finish
-from components.curation.plots import plot_funnel
-from components.curation.regenerate import Answers, regenerate
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from components.contracts import DatasetRef, TargetRef
+from components.curation.curate import Collected, Finished, collect, finish
+from components.curation.regenerate import Regeneration, regenerate
 from components.evaluation.prompts import load_prompts
-from tasks.retry import is_transient
 from tasks.artifacts import progress_reporter, publish_image, publish_markdown
 from tasks.engines import plain_engine
 from tasks.loop import Loop
+from tasks.retry import is_transient
 
 
 @task(
@@ -29,10 +26,9 @@ def collect_conversations(loop: Loop, target: TargetRef) -> Collected:
     """Sources -> filters -> dedup -> decontamination against the held-out prompts. The engine starts meanwhile."""
     plain_engine(loop, target)
     with loop.stage("collect"):
-        held_out = [
-            message["content"] for prompt in load_prompts(loop.recipe.evaluation) for message in prompt.messages
-        ]
-        return collect(loop.recipe.curation, target=target, held_out=held_out, progress=progress_reporter("collect"))
+        return collect(
+            loop.recipe.curation, target=target, held_out=_held_out(loop), progress=progress_reporter("collect")
+        )
 
 
 # Answers are kept by content, so a retry pays only for what is missing.
@@ -44,7 +40,7 @@ def collect_conversations(loop: Loop, target: TargetRef) -> Collected:
     retry_condition_fn=is_transient,
     timeout_seconds=7 * 24 * 3600,
 )
-def regenerate_answers(loop: Loop, target: TargetRef, collected: Collected) -> Answers:
+def regenerate_answers(loop: Loop, target: TargetRef, collected: Collected) -> Regeneration:
     """The target itself answers every conversation, on vLLM."""
     engine = plain_engine(loop, target)
     with loop.stage("engine start"):
@@ -59,36 +55,43 @@ def regenerate_answers(loop: Loop, target: TargetRef, collected: Collected) -> A
             shard_dir=loop.state_dir / "answers" / target.fingerprint.digest[:16],
             progress=progress_reporter("regenerate"),
         )
-        clock.num_tokens = answers.num_generated_tokens
+        clock.num_tokens = answers.num_tokens
     return answers
 
 
 @task(name="render and validate", cache_policy=NO_CACHE)
-def render_and_validate(loop: Loop, target: TargetRef, collected: Collected, answers: Answers) -> DatasetRef:
+def render_and_validate(loop: Loop, target: TargetRef, collected: Collected, answers: Regeneration) -> DatasetRef:
     """Chat template, loss mask, Great Expectations, Arrow dataset with its manifest."""
     with loop.stage("validate") as clock:
-        dataset = finish(
+        finished = finish(
             collected,
             answers,
             settings=loop.recipe.curation,
             target=target,
+            held_out=_held_out(loop),
+            max_model_len=loop.recipe.engine.max_model_len,
             output_dir=loop.state_dir / "datasets",
             progress=progress_reporter("validate"),
         )
-        clock.num_tokens = sum(dataset.num_tokens.values())
-    loop.remember("dataset", dataset)
-    _publish(loop, dataset)
-    return dataset
+        clock.num_tokens = sum(finished.dataset.num_tokens.values())
+    loop.remember("dataset", finished.dataset)
+    _publish(finished)
+    return finished.dataset
 
 
-def _publish(loop: Loop, dataset: DatasetRef) -> None:
+def _held_out(loop: Loop) -> list[str]:
+    return [message["content"] for prompt in load_prompts(loop.recipe.evaluation) for message in prompt.messages]
+
+
+def _publish(finished: Finished) -> None:
+    dataset = finished.dataset
     rows = "\n".join(f"| {step} | {count:,} |" for step, count in dataset.funnel.items())
+    warnings = "".join(f"\n- warning: {finding}" for finding in finished.warnings)
     publish_markdown(
         "dataset",
         f"### Dataset `{dataset.digest[:12]}`\n\n| step | conversations |\n|---|---:|\n{rows}\n\n"
         f"Tokens {sum(dataset.num_tokens.values()):,}, supervised {sum(dataset.num_loss_tokens.values()):,}. "
-        f"Data Docs: `{dataset.docs_path}`",
+        f"Data Docs: `{dataset.docs_path}`\n{warnings}",
         description="Curation funnel and size",
     )
-    png = plot_funnel(dataset.funnel, path=Path(loop.run_dir) / "funnel.png")
-    publish_image("dataset-funnel", png, description="Curation funnel")
+    publish_image("dataset-funnel", finished.funnel_plot, description="Curation funnel")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.hidden_states.launch import extraction_args
-
 from components.contracts import CheckpointRef, TargetRef
+from components.hidden_states.launch import extraction_args
 from components.serving.command import EngineSpec, resolve_device
 from components.serving.engine import Engine
 from tasks.loop import Loop
@@ -51,7 +50,7 @@ def extraction_engine(loop: Loop, target: TargetRef, *, stream_run_id: str, num_
         store=loop.endpoints.store,
         run_id=stream_run_id,
         fingerprint=target.fingerprint,
-        segment_mib=loop.endpoints.segment_mib,
+        segment_mib=loop.segment_mib,
     )
 
     def make_spec(port: int) -> EngineSpec:

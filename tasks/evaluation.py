@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from components.evaluation.gate import decide
-from components.evaluation.plots import plot_report
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from components.contracts import AcceptanceReport, ArmEndpoint, CheckpointRef, GateDecision, Record, Release, TargetRef
 from components.evaluation.acceptance import Measured, measure_acceptance
+from components.evaluation.gate import decide
 from components.evaluation.measure import build_report
 from components.evaluation.prompts import Prompt, load_prompts
 from components.evaluation.speed import measure_speed
+from components.reporting.acceptance_plots import plot_acceptance
 from components.settings import EvaluationSettings
-from tasks.retry import is_transient
-from tasks.artifacts import progress_reporter, publish_image, publish_markdown
+from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.engines import drafting_engine, plain_engine, stop_drafting_engine
 from tasks.loop import Loop
+from tasks.retry import is_transient
 
 NO_DRAFT, CANDIDATE, CHAMPION, UNTRAINED = "no_draft", "candidate", "champion", "untrained"
 
@@ -43,7 +42,7 @@ def serve_arms(
             CANDIDATE: drafting_engine(loop, target, candidate, name=CANDIDATE),
         }
         if champion is not None and champion.digest != candidate.digest:
-            # The champion may be bound to the target's last version: measuring it here is how we learn what it is worth.
+            # It may be bound to the target's last version: measuring it here is how we learn what it is still worth.
             engines[CHAMPION] = drafting_engine(loop, target, champion, name=CHAMPION, allow_unbound=True)
         for engine in engines.values():
             engine.wait_ready()
@@ -110,18 +109,13 @@ def measure_and_report(
 @task(name="decide", cache_policy=NO_CACHE)
 def decide_gate(loop: Loop, report: AcceptanceReport) -> GateDecision:
     """Apply the recipe's rules; the decision is written beside the report and shown as an artifact."""
-    decision = decide(report, settings=loop.recipe.gate)
+    decision = decide(report, settings=loop.recipe.gate, expected_fingerprint=report.target.fingerprint)
     decision.write(loop.run_dir / "gate_decision.json")
-    rules = "\n".join(
-        f"| {r.rule} | {r.verdict} | {_number(r.value)} | {_number(r.threshold)} | {r.detail} |" for r in decision.rules
-    )
-    publish_markdown(
-        "gate decision",
-        f"## Gate: **{decision.verdict}**\n\n| rule | verdict | value | threshold | detail |\n|---|---|---:|---:|---|\n{rules}",
-        description="Gate decision",
-    )
-    for png in plot_report(report, directory=Path(loop.run_dir) / "plots"):
-        publish_image(f"gate {png.stem}", png, description=png.stem.replace("_", " "))
+    rows = [(r.rule, r.verdict, _number(r.value), _number(r.threshold), r.detail) for r in decision.rules]
+    table = markdown_table(("rule", "verdict", "value", "threshold", "detail"), rows)
+    publish_markdown("gate decision", f"## Gate: **{decision.verdict}**\n\n{table}", description="Gate decision")
+    for name, png in plot_acceptance(report, loop.run_dir / "plots").items():
+        publish_image(f"gate {name}", png, description=name.replace("_", " "))
     return decision
 
 

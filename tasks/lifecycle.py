@@ -1,8 +1,11 @@
-"""What only the whole loop does: re-measure, re-bind, and tell the story of the run."""
+"""What only the whole loop does: decide about a changed target, re-bind, and tell the story of the run."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+
+from components.training.job import TrainingResult
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
@@ -11,70 +14,128 @@ from components.contracts import (
     CanaryReport,
     CheckpointRef,
     DatasetRef,
-    PolicyDecision,
     Release,
     TargetChange,
     TargetRef,
     append_line,
+    digest_json,
     now_utc,
 )
 from components.drafter.checkpoint import rebind_checkpoint
 from components.errors import RegistryError
 from components.evaluation.acceptance import Measured
-from components.evaluation.statistics import acceptance_length
-from components.reporting.report import LifecycleReport, markdown, render_terminal, write_report
-from components.targets.changes import policy_after_measurement
-from components.training.job import TrainingResult
+from components.evaluation.measure import acceptance_length
+from components.reporting.render import markdown, write_report
+from components.reporting.report import CurvePoint, LifecycleReport, orchestration_share
+from components.targets.changes import MeasuredPolicy, policy_after_measurement
 from tasks.artifacts import publish_image, publish_markdown
 from tasks.evaluation import GateOutcome
 from tasks.loop import Loop
+from tasks.registry import registry_of
 
 
 @dataclass
 class Story:
     """What happened in one lifecycle, filled in as it happens; the report is made from it."""
 
-    target: TargetRef | None = None
-    champion: Release | None = None
-    change: TargetChange | None = None
-    policy: PolicyDecision | None = None
+    target: TargetRef
+    champion: Release | None
+    change: TargetChange
+    policy: MeasuredPolicy | None = None
     dataset: DatasetRef | None = None
     training: TrainingResult | None = None
     gate: GateOutcome | None = None
     canary: CanaryReport | None = None
 
+    @property
+    def outcome(self) -> str:
+        """One sentence: what serves now, and why."""
+        if self.gate is None:
+            return "stopped before the gate"
+        if self.canary is None:
+            return f"the gate said {self.gate.decision.verdict}: {_in_service(self.champion)}"
+        release = self.gate.release
+        if self.canary.promoted and release is not None:
+            return f"promoted: {release.model_name} version {release.version} is champion"
+        return f"the canary was rolled back ({self.canary.reason}): {_in_service(self.champion)}"
+
+
+def _in_service(champion: Release | None) -> str:
+    return f"champion version {champion.version} stays" if champion else "the target serves without a drafter"
+
 
 @task(name="decide after measurement", cache_policy=NO_CACHE)
-def decide_action(loop: Loop, change: TargetChange, champion: Release, measured: Measured) -> PolicyDecision:
+def decide_action(loop: Loop, change: TargetChange, champion: Release, measured: Measured) -> MeasuredPolicy:
     """Acceptance holds: re-bind. Acceptance falls: retrain. The decision is appended to decisions.jsonl."""
     if champion.acceptance_length is None:
         raise RegistryError(f"release {champion.model_name} v{champion.version} carries no acceptance length")
-    now = acceptance_length(measured.prompts)
-    action = policy_after_measurement(
-        old_acceptance_length=champion.acceptance_length, new_acceptance_length=now, settings=loop.recipe.watch
-    )
-    decision = PolicyDecision(
-        model_name=champion.model_name,
-        champion_version=champion.version,
-        kinds=change.kinds,
+    policy = policy_after_measurement(
         old_acceptance_length=champion.acceptance_length,
-        new_acceptance_length=now,
-        required_share=loop.recipe.watch.rebind_acceptance_share,
-        action=action,
-        created_at=now_utc(),
+        new_acceptance_length=acceptance_length(measured.prompts),
+        settings=loop.recipe.watch,
     )
-    append_line(loop.state_dir / "decisions.jsonl", decision.model_dump_json())
-    get_run_logger().info(
-        "champion v%d on the changed target: acceptance length %.3f, its release %.3f -> %s",
-        champion.version,
-        now,
-        champion.acceptance_length,
-        action,
-    )
-    return decision
+    entry = {
+        "at": now_utc().isoformat(),
+        "model_name": champion.model_name,
+        "champion_version": champion.version,
+        "change": change.model_dump(mode="json"),
+        "policy": policy.model_dump(mode="json"),
+    }
+    append_line(loop.state_dir / "decisions.jsonl", json.dumps({**entry, "digest": digest_json(entry)}))
+    get_run_logger().info("champion v%d: %s", champion.version, policy.reason)
+    return policy
 
 
 @task(name="re-bind champion", cache_policy=NO_CACHE)
 def rebind_champion(loop: Loop, target: TargetRef, champion: Release) -> CheckpointRef:
     """Same weights, new fingerprint: a new candidate that still has to pass gate and canary."""
     return rebind_checkpoint(champion.checkpoint, target=target, destination=loop.run_dir / "rebound")
+
+
+@task(name="report", cache_policy=NO_CACHE)
+def write_lifecycle_report(loop: Loop, story: Story) -> LifecycleReport:
+    """report.json, report.md and plots; the same in MLflow and as Prefect artifacts."""
+    report = _build(loop, story)
+    files = write_report(report, loop.run_dir / "report")
+    loop.remember("lifecycle", report)
+    publish_markdown("drafter report", markdown(report), description=report.outcome)
+    for name, png in files.plots.items():
+        publish_image(f"report {name}", png, description=name.replace("_", " "))
+    if loop.mlflow_run_ids:
+        registry_of(loop).log_artifact(loop.mlflow_run_ids[-1], loop.run_dir / "report", folder="report")
+    get_run_logger().info("%s; report: %s", report.outcome, files.json)
+    return report
+
+
+def _build(loop: Loop, story: Story) -> LifecycleReport:
+    total_s = (now_utc() - loop.started_at).total_seconds()
+    stages = tuple(sorted(loop.timings, key=lambda stage: stage.started_at))
+    training, gate = story.training, story.gate
+    return LifecycleReport(
+        recipe=loop.recipe.name,
+        budget=loop.budget,
+        target=story.target,
+        stages=stages,
+        total_s=total_s,
+        orchestration_share=orchestration_share(stages, total_s),
+        dataset=story.dataset,
+        stream=training.stream if training else None,
+        training_curve=_curve(training) if training else (),
+        checkpoint=training.checkpoint if training else None,
+        acceptance=gate.report if gate else None,
+        gate=gate.decision if gate else None,
+        canary=story.canary,
+        release=gate.release if gate else None,
+        peak_memory_mib=loop.memory.peak_mib,
+        urls={"Prefect": loop.endpoints.prefect_api_url.removesuffix("/api"), "MLflow": loop.endpoints.mlflow_url},
+        change=story.change,
+        policy_reason=story.policy.reason if story.policy else None,
+        outcome=story.outcome,
+    )
+
+
+def _curve(training: TrainingResult) -> tuple[CurvePoint, ...]:
+    return tuple(
+        CurvePoint(step=point.step, loss=point.loss, acceptance_length=point.acceptance_length)
+        for point in training.curve
+    )

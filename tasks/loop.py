@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from components.reporting.memory import MemorySampler
 from prefect.runtime import flow_run
 
 from components.contracts import Record, StageTiming, now_utc
 from components.errors import ConfigError, DSparkError
-from components.services.endpoints import Endpoints, load_endpoints
+from components.reporting.memory import MemorySampler
+from components.services.endpoints import Endpoints, load_endpoints, load_settings, service_pids
 from components.serving.pool import EnginePool
 from components.settings import Recipe, load_recipe
 
@@ -34,6 +35,7 @@ class Loop:
     memory: MemorySampler
     run_dir: Path
     started_at: datetime
+    segment_mib: int
     timings: list[StageTiming] = field(default_factory=list)
     mlflow_run_ids: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -116,7 +118,7 @@ def open_loop(recipe: str, *, budget: str | None) -> Iterator[Loop]:
     run_dir = Path(endpoints.state_dir) / "runs" / f"{started_at:%Y%m%d-%H%M%S}-{flow_run.name}"
     run_dir.mkdir(parents=True, exist_ok=True)
     with (
-        MemorySampler(state_dir=Path(endpoints.state_dir)) as memory,
+        MemorySampler(lambda: {os.getpid(), *service_pids()}) as memory,
         EnginePool(logs_dir=run_dir / "logs", port_base=endpoints.engine_port_base) as engines,
     ):
         _open_loop = Loop(
@@ -127,6 +129,7 @@ def open_loop(recipe: str, *, budget: str | None) -> Iterator[Loop]:
             memory=memory,
             run_dir=run_dir,
             started_at=started_at,
+            segment_mib=load_settings().mooncake_segment_mib,
         )
         try:
             yield _open_loop

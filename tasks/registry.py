@@ -5,15 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from components.registry.client import Registry
-from components.registry.releases import (
-    champion,
-    download_checkpoint,
-    get_release,
-    register_release,
-    remove_alias,
-    set_alias,
-)
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
@@ -29,8 +20,17 @@ from components.contracts import (
     Verdict,
 )
 from components.errors import RegistryError
-from tasks.retry import is_transient
+from components.registry.client import Registry
+from components.registry.releases import (
+    champion,
+    download_checkpoint,
+    get_release,
+    register_release,
+    remove_alias,
+    set_alias,
+)
 from tasks.loop import Loop
+from tasks.retry import is_transient
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 
@@ -143,7 +143,7 @@ def conclude_canary(loop: Loop, release: Release, canary: CanaryReport) -> None:
     registry = registry_of(loop)
     if canary.promoted:
         set_alias(registry, release, CHAMPION, reason=canary.reason, decision_digest=canary.digest)
-    remove_alias(registry, release, CHALLENGER, reason=canary.reason, decision_digest=canary.digest)
+    remove_alias(registry, release.model_name, CHALLENGER, reason=canary.reason, decision_digest=canary.digest)
 
 
 def _open_run(loop: Loop, registry: Registry, target: TargetRef, dataset: DatasetRef | None) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.serving.plots import plot_canary
-from components.serving.rollout import run_canary
-from components.serving.splitter import Splitter
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from components.contracts import ArmEndpoint, CanaryReport, CanaryStep, Release
 from components.evaluation.prompts import load_prompts
-from tasks.artifacts import publish_image, publish_markdown
+from components.reporting.plots import canary_weights
+from components.serving.rollout import run_canary
+from components.serving.splitter import Splitter
+from tasks.artifacts import markdown_table, publish_image, publish_markdown
 from tasks.engines import drafting_engine, plain_engine
 from tasks.loop import Loop
 
@@ -67,18 +67,19 @@ def _baseline(loop: Loop, release: Release, champion: Release | None) -> tuple[s
 
 
 def _publish(loop: Loop, canary: CanaryReport) -> None:
-    rows = "\n".join(
-        f"| {s.weight_percent} % | {s.num_requests.get('candidate', 0)} | {s.num_requests.get('baseline', 0)} |"
-        f" {'' if s.acceptance_length is None else f'{s.acceptance_length:.3f}'} | {'ok' if s.healthy else 'bad'} | {s.reason} |"
-        for s in canary.steps
-    )
+    rows = [
+        (
+            f"{step.weight_percent} %",
+            step.num_requests.get("candidate", 0),
+            step.num_requests.get("baseline", 0),
+            "" if step.acceptance_length is None else f"{step.acceptance_length:.3f}",
+            "ok" if step.healthy else "bad",
+            step.reason,
+        )
+        for step in canary.steps
+    ]
+    table = markdown_table(("weight", "candidate", "baseline", "acceptance length", "healthy", "why"), rows)
     verdict = "promoted" if canary.promoted else f"rolled back to {canary.rolled_back_to}"
-    publish_markdown(
-        "canary",
-        f"## Canary: **{verdict}**\n\n{canary.reason}\n\n| weight | candidate | baseline | acceptance length | healthy | why |\n"
-        f"|---:|---:|---:|---:|---|---|\n{rows}",
-        description="Canary steps",
-    )
-    publish_image(
-        "canary", plot_canary(canary, path=loop.run_dir / "plots" / "canary.png"), description="Canary weights"
-    )
+    publish_markdown("canary", f"## Canary: **{verdict}**\n\n{canary.reason}\n\n{table}", description="Canary steps")
+    png = canary_weights(canary, loop.run_dir / "plots" / "canary.png")
+    publish_image("canary", png, description="Canary weights")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
@@ -26,6 +27,7 @@ def start_lifecycle(loop: Loop, change: TargetChange) -> str:
         timeout=0,
         as_subflow=False,
     )
+    assert isinstance(run, FlowRun)  # a coroutine only inside an event loop, and a task of a sync flow has none
     emit_event(
         "dspark.target.changed",
         resource={"prefect.resource.id": f"dspark.target.{loop.recipe.target.name}"},

@@ -41,6 +41,10 @@ class Renderer:
         """Token ids of a prompt as the engine will see it, the opening of the answer included."""
         return self._encode(self._text(messages, open_answer=True))
 
+    def text(self, messages: Sequence[Message]) -> str:
+        """A finished conversation through the template."""
+        return self._text(messages, open_answer=False)
+
     def num_prompt_tokens(self, messages: Sequence[Message]) -> int:
         """Tokens of a prompt."""
         return len(self.prompt_token_ids(messages))

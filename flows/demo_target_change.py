@@ -1,0 +1,27 @@
+"""The second act: the target is quantized, then fine-tuned, and the drafter follows."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from components.reporting.report import LifecycleReport
+from tasks.loop import open_loop
+from tasks.second_act import finetune, publish, quantize, second_act_report, wait_for_change
+from tasks.targets import SOURCE, find_target
+
+
+@flow(name="demo-target-change", log_prints=True)
+def demo_target_change(recipe: str = "demo", budget: str | None = "change") -> LifecycleReport:
+    """Publish two real changes where the watch looks, one after the other, and report what the loop made of them.
+
+    Args:
+        recipe: name in `configs/` or path of a recipe; its target must come from a package.
+        budget: overlay the lifecycles run with.
+    """
+    with open_loop(recipe, budget=budget) as loop:
+        source = find_target(loop, SOURCE)
+        changes = []
+        for name, make in (("INT8 W8A8 quantization", quantize), ("fine-tune on human chats", finetune)):
+            publish(loop, make(loop, source))
+            changes.append(wait_for_change(loop, name))
+        return second_act_report(loop, source, changes)
