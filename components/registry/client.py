@@ -20,7 +20,7 @@ import requests
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from components.errors import RegistryError
 
@@ -69,7 +69,7 @@ class Registry:
         try:
             return Retrying(
                 stop=stop_after_delay(self.timeout_s),
-                wait=wait_exponential_jitter(initial=0.2, max=3.0),
+                wait=wait_exponential(multiplier=0.2, max=3.0),
                 retry=retry_if_exception(is_connection_error),
                 reraise=True,
             )(function)
@@ -170,7 +170,7 @@ class Registry:
         try:
             Retrying(
                 stop=stop_after_delay(self.timeout_s),
-                wait=wait_exponential_jitter(initial=0.2, max=3.0),
+                wait=wait_exponential(multiplier=0.2, max=3.0),
                 retry=retry_if_exception(lambda error: isinstance(error, httpx.HTTPError)),
                 reraise=True,
             )(lambda: httpx.get(f"{self.tracking_uri}/health", timeout=5.0).raise_for_status())
