@@ -1,0 +1,246 @@
+"""`make up` and `make down` with the real services, on free ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from components.services.endpoints import REPO_DIR, STATE_FILE, Endpoints, ServicesState, load_endpoints
+from components.services.ports import PORT_FIELDS
+from components.services.processes import run_processes
+
+pytestmark = pytest.mark.integration
+
+START_TIMEOUT_S = 300
+
+
+class Services:
+    """The commands of the Makefile against one state folder, each in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state_dir = folder / "state"
+        self.settings = {
+            **dict.fromkeys(PORT_FIELDS, 0),
+            "state_dir": str(self.state_dir),
+            "startup_timeout_s": START_TIMEOUT_S,
+        }
+        self._settings_path = folder / "services.yaml"
+        self.environment = {**os.environ, "DSPARK_SERVICES": str(self._settings_path), "PYTHONWARNINGS": "ignore"}
+        for name in ("DSPARK_STATE_DIR", "PREFECT_API_URL"):
+            self.environment.pop(name, None)
+
+    def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        self._settings_path.write_text(yaml.safe_dump(self.settings))
+        return self.python("-m", f"components.services.{command}", *arguments)
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=REPO_DIR,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S + 60,
+        )
+
+    @property
+    def state(self) -> ServicesState:
+        return ServicesState.read(self.state_dir / STATE_FILE)
+
+
+FLOW = """
+import logging, os, subprocess, time
+import tasks
+from prefect import flow, get_run_logger
+
+@flow(name="inner-flow")
+def inner():
+    logging.getLogger("components.probe").info("said by a component")
+
+@flow(name="probe-flow")
+def probe_flow(seconds: int = 0, fail: bool = False):
+    get_run_logger().info("working in %s", os.getcwd())
+    inner()
+    child = subprocess.Popen(["sleep", "600"]) if seconds else None
+    time.sleep(seconds)
+    if fail:
+        raise ValueError("asked to fail")
+"""
+
+DEPLOYMENT = {
+    "name": "demo",
+    "entrypoint": "probe_flows.probe_flow",
+    "parameters": {"seconds": 0},
+    "work_pool": {"name": "dspark"},
+}
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """Services that are up, serving the repository's deployments and a probe."""
+    folder = tmp_path_factory.mktemp("services")
+    (folder / "probe_flows.py").write_text(FLOW)
+    prefect_file = yaml.safe_load((REPO_DIR / "prefect.yaml").read_text())
+    prefect_file["deployments"].append(DEPLOYMENT)
+    (folder / "prefect.yaml").write_text(yaml.safe_dump(prefect_file))
+    services = Services(folder)
+    services.environment |= {"DSPARK_PREFECT_FILE": str(folder / "prefect.yaml"), "PYTHONPATH": str(folder)}
+    up = services.run("up")
+    assert up.returncode == 0, up.stdout + up.stderr
+    try:
+        yield services
+    finally:
+        services.run("down")
+
+
+def test_up_serves_everything_and_says_where(services: Services) -> None:
+    endpoints = load_endpoints(services.state_dir)
+    for url in (f"{endpoints.prefect_api_url}/health", f"{endpoints.mlflow_url}/health", endpoints.store.metrics_url):
+        assert httpx.get(url).status_code == 200
+    assert "master_key_count" in httpx.get(endpoints.store.metrics_url).text
+    assert "candidate" in httpx.get(f"{endpoints.haproxy_stats_url};csv").text
+    again = services.run("up")
+    assert again.returncode == 0 and "already up" in again.stdout
+    assert endpoints.mlflow_url in again.stdout and f"PREFECT_API_URL={endpoints.prefect_api_url}" in again.stdout
+    names = {path.name for path in Path(endpoints.logs_dir).glob("*.log")}
+    assert {"prefect.log", "mlflow.log", "haproxy.log", "store.log", "deployments.log", "supervisor.log"} <= names
+
+
+def test_prefect_command_line_lists_and_watches_deployments(services: Services) -> None:
+    services.environment["PREFECT_API_URL"] = services.state.endpoints.prefect_api_url
+    listing = services.python("-m", "prefect", "deployment", "ls")
+    expected = yaml.safe_load((REPO_DIR / "prefect.yaml").read_text())["deployments"]
+    for deployment in expected:
+        flow_name = deployment["entrypoint"].rpartition(".")[2].replace("_", "-")
+        assert f"{flow_name}/{deployment['name']}" in listing.stdout, listing.stdout + listing.stderr
+    watched = services.python("-m", "prefect", "deployment", "run", "probe-flow/demo", "--watch")
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+
+
+def test_follow_shows_logs_of_flow_subflow_and_components(services: Services) -> None:
+    result = services.run("follow", "probe-flow/demo")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"working in {REPO_DIR}" in result.stdout
+    line = next(line for line in result.stdout.splitlines() if "said by a component" in line)
+    assert "inner-flow" in line
+    failed = services.run("follow", "probe-flow/demo", "--parameters", '{"fail": true}')
+    assert failed.returncode == 1
+    assert "FAILED" in failed.stdout.splitlines()[-1] and "asked to fail" in failed.stdout
+    assert "Traceback" not in failed.stdout + failed.stderr
+
+
+def test_interrupting_follow_cancels_the_run(services: Services) -> None:
+    follow = subprocess.Popen(
+        [sys.executable, "-m", "components.services.follow", "probe-flow/demo", "--parameters", '{"seconds": 300}'],
+        cwd=REPO_DIR,
+        env=services.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert follow.stdout is not None
+    for line in follow.stdout:
+        if "said by a component" in line:
+            break
+    follow.terminate()
+    rest = follow.stdout.read()
+    assert follow.wait(timeout=150) == 130
+    assert "the run ended: CANCELLED" in rest
+
+
+def test_a_service_that_dies_comes_back_and_the_others_stay(services: Services) -> None:
+    endpoints = services.state.endpoints
+    masters = [p for p in run_processes(services.state.run_id) if p.name() == "mooncake_master"]
+    before = {p.pid for p in run_processes(services.state.run_id) if "haproxy" in p.name()}
+    assert len(masters) == 1
+    masters[0].kill()
+    masters[0].wait(timeout=10)
+    _wait_for(lambda: _answers(endpoints.store.metrics_url))
+    assert {p.pid for p in run_processes(services.state.run_id) if "haproxy" in p.name()} == before
+    assert httpx.get(f"{endpoints.prefect_api_url}/health").status_code == 200
+
+
+def test_down_ends_every_process_flow_runs_included(services: Services) -> None:
+    state = services.state
+    created = httpx.post(
+        f"{state.endpoints.prefect_api_url}/deployments/{_deployment_id(state.endpoints)}/create_flow_run",
+        json={"parameters": {"seconds": 300}, "state": {"type": "SCHEDULED"}},
+    )
+    assert created.status_code == 201
+    _wait_for(lambda: any("sleep" in p.name() for p in run_processes(state.run_id)))
+    down = services.run("down")
+    assert down.returncode == 0 and "services are down" in down.stdout
+    assert run_processes(state.run_id) == []
+    assert not (services.state_dir / STATE_FILE).exists()
+    assert "not up" in services.run("down").stdout
+    for name in PORT_FIELDS:
+        with socket.socket() as client:
+            assert client.connect_ex(("127.0.0.1", getattr(state.settings, name))) != 0
+
+
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
+    services = Services(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        services.settings["haproxy_port"] = taken.getsockname()[1]
+        result = services.run("up")
+    assert result.returncode == 1
+    assert "haproxy_port is taken" in result.stderr and f"pid {os.getpid()}" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list((tmp_path / "state").rglob("*.log")) and not (tmp_path / "state" / STATE_FILE).exists()
+
+
+def test_a_store_that_cannot_start_ends_the_rest_and_shows_its_log(tmp_path: Path) -> None:
+    """A master without its shared libraries dies as this stand-in does; everything else must be ended again."""
+    program = tmp_path / "bin" / "mooncake_master"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'error while loading shared libraries: libibverbs.so.1' >&2\nexit 127\n")
+    program.chmod(0o755)
+    procfile = "import components.services.prepare as p, os; "
+    procfile += f"path = p.search_path; p.search_path = lambda: {str(program.parent)!r} + os.pathsep + path(); "
+    services = Services(tmp_path)
+    services.run("down")  # writes the settings file; nothing is up
+    result = services.python("-c", procfile + "import components.services.up as u; u.run_main(u.main)")
+    assert result.returncode == 1
+    assert "store ended while starting; got status 127" in result.stderr
+    assert "error while loading shared libraries: libibverbs.so.1" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "state" / STATE_FILE).exists()
+    assert not [p for p in psutil.process_iter() if str(tmp_path) in _environment_text(p)]
+
+
+def _environment_text(process: psutil.Process) -> str:
+    try:
+        return json.dumps(process.environ())
+    except (psutil.Error, OSError):
+        return ""
+
+
+def _deployment_id(endpoints: Endpoints) -> str:
+    return str(httpx.get(f"{endpoints.prefect_api_url}/deployments/name/probe-flow/demo").json()["id"])
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _wait_for(condition: object, timeout_s: float = 60) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.25)
