@@ -92,7 +92,9 @@ def _draw_acceptance(
     axis: Any, report: CanaryReport, spans: list[tuple[float, float]], *, gate_acceptance_length: float | None
 ) -> None:
     lengths = [step.acceptance_length for step in report.steps]
-    _draw_levels(axis, spans, lengths, colour=CANDIDATE_COLOUR, label="candidate, as served")
+    # Values stand on the side away from the gate's line.
+    above = [gate_acceptance_length is None or (length or 0.0) >= gate_acceptance_length for length in lengths]
+    _draw_levels(axis, spans, lengths, colour=CANDIDATE_COLOUR, label="candidate, as served", above=above)
     if gate_acceptance_length is not None:
         axis.axhline(gate_acceptance_length, color=BASELINE_COLOUR, linestyle="--", linewidth=1.2, label="gate")
     known = [length for length in (*lengths, gate_acceptance_length) if length is not None]
@@ -107,20 +109,30 @@ def _draw_acceptance(
 
 
 def _draw_latency(axis: Any, report: CanaryReport, spans: list[tuple[float, float]]) -> None:
-    for arm, colour in (("candidate", CANDIDATE_COLOUR), ("baseline", BASELINE_COLOUR)):
-        label = arm if arm == "candidate" else _words(report.baseline)
-        _draw_levels(axis, spans, [step.latency_p95_s[arm] for step in report.steps], colour=colour, label=label)
-    axis.set_ylim(bottom=0)
-    axis.margins(y=0.25)
+    candidate = [step.latency_p95_s["candidate"] for step in report.steps]
+    baseline = [step.latency_p95_s["baseline"] for step in report.steps]
+    # The slower arm's value stands above its line, the faster one's below, so that they never cover each other.
+    is_slower = [(mine or 0.0) >= (other or 0.0) for mine, other in zip(candidate, baseline, strict=True)]
+    is_faster = [not slower for slower in is_slower]
+    _draw_levels(axis, spans, candidate, colour=CANDIDATE_COLOUR, label="candidate", above=is_slower)
+    _draw_levels(axis, spans, baseline, colour=BASELINE_COLOUR, label=_words(report.baseline), above=is_faster)
+    known = [latency for latency in (*candidate, *baseline) if latency is not None]
+    axis.set_ylim(0, 1.25 * max(known, default=1.0))
     axis.set_ylabel("latency p95,\nseconds")
     axis.legend(loc="lower right", fontsize=8, frameon=False, ncols=2)
 
 
 def _draw_levels(
-    axis: Any, spans: list[tuple[float, float]], values: list[float | None], *, colour: str, label: str
+    axis: Any,
+    spans: list[tuple[float, float]],
+    values: list[float | None],
+    *,
+    colour: str,
+    label: str,
+    above: list[bool],
 ) -> None:
-    """One level per step with its value written above; steps without a value are left out."""
-    for (begin, end), value in zip(spans, values, strict=True):
+    """One level per step with its value beside it; steps without a value are left out."""
+    for (begin, end), value, is_above in zip(spans, values, above, strict=True):
         if value is None:
             continue
         axis.plot([begin, end], [value] * 2, color=colour, linewidth=2.5, solid_capstyle="butt", label=label)
@@ -129,8 +141,9 @@ def _draw_levels(
             f"{value:.2f}",
             ((begin + end) / 2, value),
             textcoords="offset points",
-            xytext=(0, 3),
+            xytext=(0, 4 if is_above else -4),
             ha="center",
+            va="bottom" if is_above else "top",
             fontsize=8,
             color=colour,
         )
