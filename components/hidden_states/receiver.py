@@ -293,12 +293,15 @@ class Receiver:
         """Wait for the object, copy it into the region and remove it from the store.
 
         Raises:
-            FaultyStatesError: 'writer' (the engine marked it), 'missing' (neither sample nor marker came).
+            FaultyStatesError: 'writer' (the engine marked it), 'missing' (neither sample nor marker came), 'transfer'.
         """
         pointer = self._buffer.data_ptr() + region.start
         deadline = time.monotonic() + min(_APPEAR_TIMEOUT_S, self._settings.request_timeout_s)
         poll_s = _FIRST_POLL_S
-        while not self._client.read_into(key, pointer, num_bytes):
+        while (outcome := self._client.read_into(key, pointer, num_bytes)) != "read":
+            if outcome == "broken":
+                self._client.remove(key)
+                raise FaultyStatesError("transfer", "a sample could not be read from the engine's memory", got=key)
             marker = self._client.read_small(error_key(key))
             if marker is not None:
                 self._client.remove(error_key(key))

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import httpx
 import torch
@@ -19,9 +19,11 @@ from components.errors import StoreError
 from components.hidden_states.wire import run_prefix
 
 NOT_FOUND = -704
+_NOT_READY = -703
 _WORDS = {
     -200: "the store is full (no segment has room)",
     -600: "the reader's buffer is smaller than the object",
+    -703: "the writer has not finished",
     -704: "the key does not exist: not written yet, removed, or evicted",
     -706: "the key is under a reader's lease",
     -707: "the key's lease expired while it was read",
@@ -32,6 +34,7 @@ _LOCAL_BUFFER_BYTES = 16 << 20  # for markers; samples go straight into register
 _CONNECT_TIMEOUT_S = 3.0
 _CLOSE_TIMEOUT_S = 5.0
 _ResultT = TypeVar("_ResultT")
+ReadOutcome = Literal["read", "absent", "broken"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class StoreClient:
         closing.join(_CLOSE_TIMEOUT_S)
 
     def ping(self) -> None:
-        """Raise `StoreError` at once if nothing listens where the master was; other calls take four seconds to say so."""
+        """Raise `StoreError` at once if nothing listens at the master; other calls take four seconds to say so."""
         _require_listening(self.endpoint)
 
     def register(self, buffer: torch.Tensor) -> None:
@@ -99,14 +102,16 @@ class StoreClient:
         """Undo `register`; the buffer may be freed afterwards."""
         self._store.unregister_buffer(buffer.data_ptr())
 
-    def read_into(self, key: str, pointer: int, num_bytes: int) -> bool:
-        """Copy an object of exactly `num_bytes` to an address inside a registered buffer; False if there is none."""
+    def read_into(self, key: str, pointer: int, num_bytes: int) -> ReadOutcome:
+        """Copy an object of `num_bytes` to an address inside a registered buffer.
+
+        'absent': not there, or still being written. 'broken': there, but the transfer failed or the size is another;
+        the memory it lies in belongs to an engine that may just have died.
+        """
         status = self._call(self._store.get_into, key, pointer, num_bytes)
-        if status == NOT_FOUND:
-            return False
-        if status != num_bytes:
-            _check("get_into", key, status, expected=num_bytes)
-        return True
+        if status == num_bytes:
+            return "read"
+        return "absent" if status in (NOT_FOUND, _NOT_READY) else "broken"
 
     def read_small(self, key: str) -> bytes | None:
         """Bytes of a small object, such as an error marker; None if there is none."""
