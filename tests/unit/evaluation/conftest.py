@@ -1,0 +1,181 @@
+"""Factories for per-prompt measurements and whole reports, and an engine that answers over an in-process transport."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from components.contracts import (
+    AcceptanceReport,
+    ArmReport,
+    PromptMeasurement,
+    SpeedPoint,
+    TargetFingerprint,
+    TargetRef,
+    digest_json,
+)
+from components.evaluation.measure import arm_report
+from components.settings import EvaluationSettings
+
+FINGERPRINT = TargetFingerprint(**{part: digest_json(part) for part in TargetFingerprint.model_fields})
+
+
+def _measurement(
+    prompt_id: str,
+    *,
+    slice_name: str = "a",
+    histogram: Sequence[int] = (),
+    num_output_tokens: int | None = None,
+    output: str = "same",
+) -> PromptMeasurement:
+    """One prompt whose steps accepted j drafts `histogram[j]` times; by default all tokens but one are drafted."""
+    steps = sum(histogram)
+    accepted = sum(j * count for j, count in enumerate(histogram))
+    return PromptMeasurement(
+        prompt_id=prompt_id,
+        slice=slice_name,
+        num_prompt_tokens=10,
+        num_output_tokens=1 + steps + accepted if num_output_tokens is None else num_output_tokens,
+        num_steps=steps,
+        num_draft_tokens=steps * max(0, len(histogram) - 1),
+        num_accepted_tokens=accepted,
+        accepted_by_position=tuple(sum(histogram[k:]) for k in range(1, len(histogram))),
+        latency_s=0.5,
+        output_digest=digest_json(output),
+    )
+
+
+@pytest.fixture
+def measurement() -> Callable[..., PromptMeasurement]:
+    return _measurement
+
+
+def _speed(rates: Mapping[int, float]) -> tuple[SpeedPoint, ...]:
+    return tuple(
+        SpeedPoint(
+            concurrency=level, num_requests=8, output_tokens_per_s=rate,
+            ttft_p50_ms=10, ttft_p99_ms=20, itl_p50_ms=5, itl_p99_ms=9,
+        )
+        for level, rate in rates.items()
+    )  # fmt: skip
+
+
+@pytest.fixture
+def speed_points() -> Callable[[Mapping[int, float]], tuple[SpeedPoint, ...]]:
+    return _speed
+
+
+@pytest.fixture
+def arm() -> Callable[..., ArmReport]:
+    def make(
+        name: str, prompts: Sequence[PromptMeasurement], *, num_draft_tokens: int = 0, rates: Mapping[int, float] = {}
+    ) -> ArmReport:
+        return arm_report(
+            name,
+            prompts=tuple(prompts),
+            speed=_speed(rates),
+            checkpoint_digest=digest_json(name) if num_draft_tokens else None,
+            num_draft_tokens=num_draft_tokens,
+            engine_counters={},
+            settings=EvaluationSettings(slices={"a": 1}),
+        )
+
+    return make
+
+
+@pytest.fixture
+def report() -> Callable[..., AcceptanceReport]:
+    def make(*arms: ArmReport, num_equal: int = 10, num_compared: int = 10, temperature: float = 0) -> AcceptanceReport:
+        return AcceptanceReport(
+            target=TargetRef(name="t", path="p", source="s", fingerprint=FINGERPRINT, quantization="none"),
+            temperature=temperature,
+            max_tokens=64,
+            prompt_digest="0" * 64,
+            arms={one.arm: one for one in arms},
+            num_equal_outputs=num_equal,
+            num_compared_outputs=num_compared,
+            engine_version="0.0",
+            created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        )
+
+    return make
+
+
+@dataclass
+class InProcessEngine:
+    """Answers as vLLM does: each request takes `histogram` steps; faults are switched on by attributes."""
+
+    histogram: tuple[int, ...] = (2, 1, 3)
+    model: str = "m"
+    has_request_metrics: bool = True
+    restart_after: int | None = None
+    counters: dict[str, float] = field(default_factory=dict)
+    payloads: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def transport(self) -> httpx.MockTransport:
+        return httpx.MockTransport(self.answer)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            return httpx.Response(200, text=self._metrics())
+        if request.url.path == "/version":
+            return httpx.Response(200, json={"version": "0.0"})
+        payload = json.loads(request.content)
+        self.payloads.append(payload)
+        if "too long" in payload["messages"][0]["content"]:
+            return httpx.Response(400, json={"error": {"message": "This model's maximum context length is 8 tokens."}})
+        if self.restart_after is not None and len(self.payloads) > self.restart_after:
+            self.counters.clear()
+        return self._completion(payload)
+
+    def _completion(self, payload: dict[str, Any]) -> httpx.Response:
+        steps, accepted = sum(self.histogram), sum(j * n for j, n in enumerate(self.histogram))
+        num_tokens = 1 + steps + accepted
+        grown = {"generation_tokens": num_tokens, "prompt_tokens": 3}
+        if self.histogram:
+            grown |= {
+                "spec_decode_num_drafts": steps,
+                "spec_decode_num_draft_tokens": steps * (len(self.histogram) - 1),
+                "spec_decode_num_accepted_tokens": accepted,
+            }
+            for k in range(1, len(self.histogram)):
+                grown[f"spec_decode_num_accepted_tokens_per_pos/{k - 1}"] = sum(self.histogram[k:])
+        for name, value in grown.items():
+            self.counters[name] = self.counters.get(name, 0) + value
+        usage = {"prompt_tokens": 3, "completion_tokens": num_tokens}
+        told: dict[str, Any] = {}
+        if self.histogram and self.has_request_metrics:
+            told = {"acceptance_histogram": list(self.histogram), "num_draft_tokens": steps * (len(self.histogram) - 1)}
+        metrics = {"speculative_decoding": told} if told else None
+        if payload.get("stream"):
+            return httpx.Response(200, text=self._stream(num_tokens, usage, metrics))
+        choice = {"message": {"content": f"echo {payload['messages'][0]['content']}"}}
+        return httpx.Response(200, json={"choices": [choice], "usage": usage, "metrics": metrics})
+
+    def _stream(self, num_tokens: int, usage: dict[str, int], metrics: object) -> str:
+        chunks = [
+            {"choices": [{"delta": {"content": "x"}}], "usage": usage | {"completion_tokens": n}}
+            for n in range(1, num_tokens + 1)
+        ]
+        chunks.append({"choices": [], "usage": usage, "metrics": metrics})
+        return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+    def _metrics(self) -> str:
+        lines = []
+        for key, value in ({"generation_tokens": 0} | self.counters).items():
+            name, _, position = key.partition("/")
+            labels = f'engine="0",model_name="{self.model}"' + (f',position="{position}"' if position else "")
+            lines += [f"# TYPE vllm:{name}_total counter", f"vllm:{name}_total{{{labels}}} {value}"]
+        return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def engine() -> InProcessEngine:
+    return InProcessEngine()

@@ -1,0 +1,98 @@
+"""Latency definitions, interleaving of arms, and the schedule that follows from the break-even."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from components.contracts import ArmEndpoint
+from components.errors import EvaluationError
+from components.evaluation.prompts import Prompt
+from components.evaluation.speed import (
+    Round,
+    choose_schedule,
+    inter_token_latencies_ms,
+    measure_speed,
+    speed_point,
+    speedups,
+)
+from components.settings import EvaluationSettings
+
+PROMPTS = tuple(Prompt(f"a/{n}", "a", ({"role": "user", "content": f"prompt {n}"},)) for n in range(2))
+
+
+def test_chunks_of_several_tokens_count_per_token() -> None:
+    assert inter_token_latencies_ms([(0.1, 1), (0.2, 2), (0.5, 5)]) == pytest.approx([100, 100, 100, 100])
+    assert inter_token_latencies_ms([(0.1, 3)]) == []
+
+
+def test_speed_point_takes_medians_over_rounds() -> None:
+    rounds = [Round(2, rate, (10.0, ttft), (5.0,)) for rate, ttft in [(100, 10.0), (1, 90.0), (80, 30.0)]]
+    point = speed_point(4, rounds)
+    assert point.output_tokens_per_s == 80
+    assert point.ttft_p50_ms == 20
+    assert point.num_requests == 6
+
+
+def test_arms_alternate_and_turn_round(engine: Any) -> None:
+    order: list[str] = []
+
+    def note(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/chat/completions" and json.loads(request.content).get("stream"):
+            order.append(request.url.host)
+        return engine.answer(request)
+
+    arms = [ArmEndpoint(arm=name, url=f"http://{name}", model="m", num_draft_tokens=2) for name in ("a", "b")]
+    settings = EvaluationSettings(slices={"a": 2}, speed_concurrency=(1, 2), speed_requests=1, speed_repeats=2)
+    speed = measure_speed(arms, PROMPTS, settings=settings, transport=httpx.MockTransport(note))
+    assert "".join(order) == "abba" + "aabbbbaa"
+    assert [point.concurrency for point in speed["b"]] == [1, 2]
+    assert [point.num_requests for point in speed["b"]] == [2, 4]
+    assert all(point.output_tokens_per_s > 0 for point in speed["a"])
+
+
+def test_an_engine_that_fails_is_one_clear_error() -> None:
+    broken = httpx.MockTransport(lambda request: httpx.Response(500, text="dead"))
+    with pytest.raises(EvaluationError, match="HTTP 500: dead"):
+        measure_speed(
+            [ArmEndpoint(arm="a", url="http://a", model="m")],
+            PROMPTS,
+            settings=EvaluationSettings(slices={"a": 2}),
+            transport=broken,
+        )
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        ({1: 60, 4: 140, 8: 165}, ((1, 4, 4), (5, 64, 0))),
+        ({1: 60, 4: 90, 8: 300}, ((1, 1, 4), (2, 64, 0))),
+        ({1: 30, 4: 90, 8: 165}, ((1, 64, 0),)),
+        ({1: 60, 4: 140, 8: 240}, ((1, 64, 4),)),
+        ({}, ()),
+    ],
+)
+def test_schedule_speculates_up_to_the_last_win(
+    candidate: dict[int, float], expected: tuple[tuple[int, int, int], ...], speed_points: Callable[..., Any]
+) -> None:
+    speed = {"candidate": speed_points(candidate), "no_draft": speed_points({1: 43, 4: 130, 8: 237})}
+    assert choose_schedule(speed, 4) == expected
+
+
+def test_schedule_is_what_the_engine_accepts(speed_points: Callable[..., Any]) -> None:
+    """Rows start at 1, do not overlap and leave no gap, at any break-even and beyond `max_requests`."""
+    for last_win in (1, 2, 64, 100):
+        rates = {level: (2.0 if level <= last_win else 0.5) for level in (1, 2, 64, 100, 128)}
+        speed = {"candidate": speed_points(rates), "no_draft": speed_points(dict.fromkeys(rates, 1.0))}
+        schedule = choose_schedule(speed, 3)
+        assert schedule[0][:2] == (1, last_win)
+        assert schedule[1][0] == last_win + 1 <= schedule[1][1]
+
+
+def test_speedups_leave_out_what_only_one_arm_has(speed_points: Callable[..., Any]) -> None:
+    speed = {"candidate": speed_points({1: 60, 16: 1}), "no_draft": speed_points({1: 40})}
+    assert speedups(speed) == {1: 1.5}
