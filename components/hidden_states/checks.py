@@ -210,7 +210,9 @@ class LmHead:
         logits_TV = self.logits(states_TH)
         top_T = logits_TV.max(dim=-1).values
         spread_T = top_T - logits_TV.mean(dim=-1)
-        return logits_TV.gather(1, next_ids[:, None]).squeeze(1) >= top_T - _TIE_TOLERANCE * spread_T
+        close_T = logits_TV.gather(1, next_ids[:, None]).squeeze(1) > top_T - _TIE_TOLERANCE * spread_T
+        # Strictly close: where all logits are equal (states lost to zero), every token would be "at the top".
+        return close_T | ((logits_TV.argmax(dim=-1) == next_ids) & (spread_T > 0))
 
 
 @dataclass

@@ -31,6 +31,7 @@ from vllm.v1.request import RequestStatus
 
 from components.contracts import TargetFingerprint
 from components.errors import ConfigError
+from components.hidden_states.held_keys import HeldKeys, RefusedError
 from components.hidden_states.wire import (
     HEADER_BYTES,
     SampleHeader,
@@ -45,11 +46,6 @@ from components.hidden_states.wire import (
 logger = init_logger(__name__)
 
 _NO_AVAILABLE_HANDLE = -200
-_OBJECT_NOT_FOUND = -704
-
-
-class RefusedError(RuntimeError):
-    """A sample was refused: over the byte budget, or the store has no room. The client may ask again."""
 
 
 class CpuDevice:
@@ -78,63 +74,6 @@ class CpuDevice:
     def stream(stream: object) -> Iterator[object]:
         """Run the body on the only stream there is."""
         yield stream
-
-
-class HeldKeys:
-    """Bytes this engine has put into the store and that nobody has removed yet. Thread-safe.
-
-    The store tells nobody when a reader removes a key, so before refusing, and on every sweep, the keys are looked up.
-    """
-
-    def __init__(self, *, budget_bytes: int, orphan_ttl_s: float) -> None:
-        self._budget_bytes = budget_bytes
-        self._orphan_ttl_s = orphan_ttl_s
-        self._keys: dict[str, tuple[int, float]] = {}  # key -> bytes, time of the put
-        self._num_bytes = 0
-        self._lock = threading.Lock()
-
-    def admit(self, key: str, num_bytes: int, *, store: Any) -> None:
-        """Count `num_bytes` under `key`.
-
-        Raises:
-            RefusedError: that would pass the budget.
-        """
-        with self._lock:
-            if self._num_bytes + num_bytes > self._budget_bytes:
-                self._forget_removed(store)
-            if self._num_bytes + num_bytes > self._budget_bytes:
-                raise RefusedError(
-                    f"budget: {self._num_bytes} of {self._budget_bytes} bytes held unread in {len(self._keys)} samples,"
-                    f" no room for {num_bytes} more"
-                )
-            self._keys[key] = (num_bytes, time.monotonic())
-            self._num_bytes += num_bytes
-
-    def drop(self, key: str) -> None:
-        """Stop counting `key`."""
-        with self._lock:
-            num_bytes, _ = self._keys.pop(key, (0, 0.0))
-            self._num_bytes -= num_bytes
-
-    def sweep(self, store: Any) -> int:
-        """Remove keys older than the TTL from the store; return how many orphans there were."""
-        with self._lock:
-            self._forget_removed(store)
-            limit = time.monotonic() - self._orphan_ttl_s
-            orphans = [key for key, (_, put_at) in self._keys.items() if put_at < limit]
-        num_removed = 0
-        for key in orphans:
-            if store.remove(key, force=True) in (0, _OBJECT_NOT_FOUND):
-                self.drop(key)
-                num_removed += 1
-        return num_removed
-
-    def _forget_removed(self, store: Any) -> None:
-        keys = list(self._keys)
-        for key, status in zip(keys, store.batch_is_exist(keys) if keys else [], strict=True):
-            if status == 0:  # negative: the master did not answer; keep counting
-                num_bytes, _ = self._keys.pop(key)
-                self._num_bytes -= num_bytes
 
 
 class StampedStore(MooncakeHiddenStatesStore):
@@ -192,6 +131,7 @@ class StampedStore(MooncakeHiddenStatesStore):
         except BaseException:
             self.held.drop(key)
             raise
+        self.held.confirm(key)
 
     def put_error(self, transfer_manifest: dict[str, Any], error: str) -> None:
         """Publish a small marker in place of a sample, so that its reader asks again instead of waiting."""
@@ -201,6 +141,7 @@ class StampedStore(MooncakeHiddenStatesStore):
             raise RuntimeError(f"store refused the error marker {key}: status {status}")
         with contextlib.suppress(RefusedError):  # a marker is never refused, but swept like a sample
             self.held.admit(key, 0, store=self._require_store())
+            self.held.confirm(key)
 
     def _header(self, key: str, *, shape: tuple[int, int, int], buffer: torch.Tensor) -> SampleHeader:
         return SampleHeader(
