@@ -13,6 +13,10 @@ PYTEST_ARGS ?=
 budget_json = $(if $(BUDGET),"$(BUDGET)",null)
 demo_parameters = {"recipe": "demo", "budget": $(budget_json)}
 follow = $(PY) -m components.services.follow
+# The report's tables and its path come last, so that the path is the last line.
+show_report = where() { $(PY) -m components.services.where "$$1"; }; \
+	printf 'Prefect UI  %s\nMLflow UI   %s\n\n' "$$(where prefect_api_url | sed 's|/api$$||')" "$$(where mlflow_url)"; \
+	$(PY) -m components.reporting.show "$$(where state_dir)"
 
 .PHONY: help setup up down demo demo-target-change test check bench clean
 
@@ -30,13 +34,11 @@ down: ## end everything that `make up` started
 
 demo: up ## the whole loop on the demo target, live (BUDGET=full for the longer one)
 	@$(follow) 'drafter-lifecycle/demo' --parameters '$(demo_parameters)' --timeout-s $(DEMO_TIMEOUT_S)
-	@$(PY) -m components.services.up
-	@$(PY) -m components.reporting.show
+	@$(show_report)
 
 demo-target-change: up ## the target changes twice; the drafter is re-measured, re-bound or retrained
-	@$(follow) 'target-change/demo' --timeout-s $(DEMO_TIMEOUT_S)
-	@$(PY) -m components.services.up
-	@$(PY) -m components.reporting.show
+	@$(follow) 'demo-target-change/demo' --timeout-s $(DEMO_TIMEOUT_S)
+	@$(show_report)
 
 test: setup check ## checks, then unit, integration and end-to-end tests, on free ports
 	@$(PY) -m pytest $(PYTEST_ARGS) tests/unit tests/integration tests/e2e
