@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def load_prompts(settings: EvaluationSettings) -> tuple[Prompt, ...]:
     for name, num_prompts in settings.slices.items():
         if name not in SLICES:
             raise EvaluationError("no such prompt slice", got=name, expected=", ".join(SLICES))
-        pool = _ordered(_prompt(name, text) for text in SLICES[name]())
+        pool = _pool(name)
         if num_prompts < 1 or num_prompts > len(pool):
             raise EvaluationError(
                 f"evaluation.slices.{name} cannot be met", got=num_prompts, expected=f"1 to {len(pool)} prompts"
@@ -68,6 +69,11 @@ def load_prompts(settings: EvaluationSettings) -> tuple[Prompt, ...]:
 def prompt_digest(prompts: Iterable[Prompt]) -> str:
     """sha256 (hex) over slice and content of the prompts, independent of their order."""
     return digest_json([[prompt.slice, list(prompt.messages)] for prompt in _ordered(prompts)])
+
+
+@cache
+def _pool(name: str) -> list[Prompt]:
+    return _ordered(_prompt(name, text) for text in SLICES[name]())
 
 
 def _prompt(slice_name: str, text: str) -> Prompt:

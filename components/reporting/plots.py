@@ -140,7 +140,7 @@ def target_changes(changes: tuple[TargetChangeReport, ...], path: Path) -> Path:
         top, bottom = grid[0][column], grid[1][column]
         _change_bars(top, arms, lambda arm: arm.acceptance_length, "{:.2f}")
         _change_bars(bottom, arms, _single_stream, "{:.0f}")
-        set_title(top, change.name, f"{change.action}: {change.outcome}")
+        set_title(top, change.name, f"{change.action}: {change.outcome}", max_chars=58)
         if change.released_acceptance_length is not None:
             top.axhline(change.released_acceptance_length, color=INK, linewidth=1, linestyle=(0, (4, 3)))
             top.annotate(

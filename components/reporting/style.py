@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ def new_figure(title: str, *, subtitle: str = "", size: tuple[float, float] = (8
     return figure, axes
 
 
-def set_title(axes: Any, title: str, subtitle: str = "") -> None:
-    """A bold title on the left and a grey line under it."""
+def set_title(axes: Any, title: str, subtitle: str = "", *, max_chars: int = 105) -> None:
+    """A bold title on the left and a grey line under it, cut at `max_chars` with dots."""
+    subtitle = textwrap.shorten(subtitle, max_chars, placeholder=" ...")
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=26 if subtitle else 10)
     if subtitle:
         axes.text(0, 1.025, subtitle, transform=axes.transAxes, fontsize=9, color="#5b626c", va="bottom")

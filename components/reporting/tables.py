@@ -64,6 +64,10 @@ def headline(report: LifecycleReport) -> str:
 def _summary(report: LifecycleReport) -> Table:
     rows = [("outcome", report.outcome), ("recipe", report.recipe + (f" ({report.budget})" if report.budget else ""))]
     rows += [("target", f"{report.target.name}, {report.target.source}, quantization {report.target.quantization}")]
+    if report.change is not None:
+        changed = ", ".join(report.change.kinds) or "nothing"
+        rows += [("changed since the champion" if report.change.old else "changed", changed)]
+        rows += [("why", report.policy_reason or report.change.reason)]
     if report.acceptance is not None:
         rows += [(f"acceptance length, {label(arm.arm)}", _value_in(arm)) for arm in _drafting(report.acceptance)]
     if report.gate is not None:

@@ -8,7 +8,7 @@ import pytest
 
 from components.contracts import is_held_out
 from components.errors import EvaluationError
-from components.evaluation.prompts import load_prompts, prompt_digest
+from components.evaluation.prompts import _pool, load_prompts, prompt_digest
 from components.settings import EvaluationSettings
 
 SLICES = {"mt_bench": 4, "humaneval": 3, "gsm_symbolic": 2, "conversations": 5}
@@ -49,6 +49,7 @@ def test_missing_package_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> 
     def missing(name: str) -> metadata.Distribution:
         raise metadata.PackageNotFoundError(name)
 
+    _pool.cache_clear()
     monkeypatch.setattr("components.evaluation.prompts.metadata.distribution", missing)
     for name in SLICES:
         with pytest.raises(EvaluationError, match=r"pip install --no-deps '[a-z-]+==[0-9.]+'"):
