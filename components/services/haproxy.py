@@ -21,12 +21,15 @@ MAX_SOCKET_PATH_LENGTH = 107
 # Round robin is HAProxy's smooth weighted one: over any 100 requests, weights 1 and 99 give 1 and 99. `fullconn` and
 # `maxconn` of the servers stay unset, for a queue in the splitter would hide the engines' own queueing from the judge.
 # `http-reuse safe` shares idle engine connections and never sends a client's first request over one that may close.
-# Redispatch lets a request whose server refused the connection go to the other arm instead of failing.
+# Redispatch lets a request whose server refused the connection, or closed it without a byte of answer (an engine that
+# was killed), go to the other arm instead of failing: generating again is harmless. A request can only be sent again
+# while it fits the buffer, so that holds a prompt of some 60 KB.
 _TEMPLATE = """\
 global
     stats socket {socket_path} mode 600 level admin expose-fd listeners
     stats timeout 2m
     maxconn 4096
+    tune.bufsize 65536
 
 defaults
     mode http
@@ -34,6 +37,7 @@ defaults
     option dontlognull
     option redispatch 1
     retries 2
+    retry-on conn-failure empty-response
     http-reuse safe
     timeout connect 5s
     timeout client 300s

@@ -2,8 +2,10 @@
 
 Rules, in this order; the first that speaks decides.
 
-1. errors: the candidate's share of failed requests is above `max_error_share` -> unhealthy, at once. A failure that no
-   arm signed (the splitter answered) counts against the candidate: in doubt the newcomer is to blame.
+1. errors: the splitter finds the candidate down, or its share of failed requests is above `max_error_share` ->
+   unhealthy, at once. A failure that no arm signed (the splitter answered) counts against the candidate: in doubt the
+   newcomer is to blame. So does a request that the candidate failed and the splitter then gave to the baseline: the
+   client saw an answer, the judge must not.
 2. too early: the step is shorter than `step_s`, or the candidate answered fewer than `min_requests` -> undecided.
 3. few requests: fewer than `min_requests_for_statistics` -> healthy, on errors alone.
 4. draft coverage, (steps + accepted) / generated tokens, is below `min_draft_coverage` -> unhealthy: the drafter is
@@ -87,6 +89,8 @@ def judge_step(
     gate_acceptance_length: float | None,
     elapsed_s: float,
     min_draft_coverage: float | None = None,
+    num_redispatched: int = 0,
+    candidate_status: str | None = None,
 ) -> tuple[bool | None, str]:
     """Judge a step by the rules of this module.
 
@@ -96,16 +100,20 @@ def judge_step(
         gate_acceptance_length: what the gate measured; None switches rule 5 off.
         elapsed_s: since the step began.
         min_draft_coverage: 0 to 1; None switches rule 4 off (a schedule that stops drafting under load).
+        num_redispatched: requests of this step that the candidate failed and the baseline answered.
+        candidate_status: the splitter's word for a candidate that takes no traffic (DOWN); None when it is up.
 
     Returns:
         (verdict, reason): True healthy, False unhealthy, None not decided yet.
     """
     candidate, baseline = summarise(records, CANDIDATE), summarise(records, BASELINE)
-    if candidate.num_errors > settings.max_error_share * candidate.num_requests:
-        return False, (
-            f"{candidate.num_errors} of {candidate.num_requests} candidate requests failed, allowed"
-            f" {settings.max_error_share:.1%}: {candidate.first_error}"
-        )
+    if candidate_status is not None:
+        return False, f"the splitter finds the candidate {candidate_status}"
+    num_requests, num_errors = candidate.num_requests + num_redispatched, candidate.num_errors + num_redispatched
+    if num_errors > settings.max_error_share * num_requests:
+        first = candidate.first_error or "the splitter sent them to the baseline instead"
+        limit = f"allowed {settings.max_error_share:.1%}"
+        return False, f"{num_errors} of {num_requests} candidate requests failed, {limit}: {first}"
     if candidate.num_answered < settings.min_requests:
         return None, f"the candidate answered {candidate.num_answered} of {settings.min_requests} requests needed"
     if elapsed_s < settings.step_s:

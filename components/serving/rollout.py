@@ -135,6 +135,7 @@ class _Step:
         self._min_draft_coverage = min_draft_coverage
         self._progress = progress
         self._next_word_s = PROGRESS_EVERY_S
+        self._num_redispatched_before = 0
         self._healthy: bool | None = None
         self._reason = ""
 
@@ -143,6 +144,7 @@ class _Step:
     ) -> CanaryStep:
         """Set the share, replay traffic until the verdict, and put the step on record."""
         started_at, start_s = now_utc(), time.monotonic()
+        self._num_redispatched_before = self._splitter.state()["candidate"].num_redispatched
         self._splitter.set_weight_percent(self._weight_percent)
         records = replay(
             self._splitter.frontend_url,
@@ -179,12 +181,15 @@ class _Step:
         return self._healthy is not None
 
     def _judge(self, records: Sequence[RequestRecord], elapsed_s: float) -> None:
+        slot = self._splitter.state()["candidate"]
         self._healthy, self._reason = judge_step(
             records,
             settings=self._settings,
             gate_acceptance_length=self._gate_acceptance_length,
             elapsed_s=elapsed_s,
             min_draft_coverage=self._min_draft_coverage,
+            num_redispatched=slot.num_redispatched - self._num_redispatched_before,
+            candidate_status=None if slot.is_up else slot.status,
         )
 
 

@@ -44,6 +44,7 @@ class SlotState:
         status: HAProxy's word, such as UP, DOWN, MAINT, DRAIN, "UP 1/3".
         num_sessions: requests in flight.
         num_total: requests sent there since HAProxy started.
+        num_redispatched: requests that failed there and were sent to the other slot instead, since HAProxy started.
     """
 
     url: str
@@ -51,6 +52,7 @@ class SlotState:
     status: str
     num_sessions: int
     num_total: int
+    num_redispatched: int
 
     @property
     def is_up(self) -> bool:
@@ -95,10 +97,16 @@ class Splitter:
         Raises:
             SplitterError: a share HAProxy's weights cannot give within 0.1 %, or HAProxy refuses.
         """
-        wanted = dict(zip(ARMS, weights_for(candidate_percent), strict=True))
-        # Raise before lowering to zero: at no moment may both weights be zero.
-        for arm in sorted(ARMS, key=lambda arm: wanted[arm], reverse=True):
-            self._command(f"set weight {BACKEND}/{arm} {wanted[arm]}")
+        candidate, baseline = weights_for(candidate_percent)
+        # At no moment may both weights be zero. And a server keeps its place in HAProxy's rotation when its weight
+        # changes: raised from 1 to 5 % the candidate would wait out the rest of a round of 100. Through zero it enters
+        # anew.
+        changes = [("candidate", candidate), ("baseline", baseline)]
+        if baseline:
+            changes = [("baseline", baseline), ("candidate", 0), ("candidate", candidate)]
+        for arm, weight in changes:
+            self._command(f"set weight {BACKEND}/{arm} {weight}")
+        wanted = {"candidate": candidate, "baseline": baseline}
         found = {arm: slot.weight for arm, slot in self.state().items()}
         if found != wanted:
             raise SplitterError("HAProxy did not take the weights", got=found, expected=wanted)
@@ -220,6 +228,7 @@ def parse_stat(text: str) -> dict[str, SlotState]:
             status=row["status"],
             num_sessions=int(row["scur"] or 0),
             num_total=int(row["stot"] or 0),
+            num_redispatched=int(row["wredis"] or 0),
         )
         for row in rows
         if row.get("svname") and row.get("status")

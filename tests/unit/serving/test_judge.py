@@ -56,6 +56,21 @@ def test_failure_that_no_arm_signed_counts_against_the_candidate() -> None:
     assert judge(failures(1, arm=None) + answers(5))[0] is False
 
 
+def test_failures_that_the_splitter_hid_from_the_client_count() -> None:
+    def judge_hidden(num_redispatched: int, status: str | None = None) -> tuple[bool | None, str]:
+        return judge_step(
+            answers(49), settings=SETTINGS, gate_acceptance_length=2.0, elapsed_s=10,
+            num_redispatched=num_redispatched, candidate_status=status,
+        )  # fmt: skip
+
+    assert judge_hidden(1)[0] is True
+    assert judge_hidden(2) == (
+        False,
+        "2 of 51 candidate requests failed, allowed 2.0%: the splitter sent them to the baseline instead",
+    )
+    assert judge_hidden(0, "DOWN") == (False, "the splitter finds the candidate DOWN")
+
+
 def test_failures_of_the_baseline_do_not() -> None:
     assert judge(failures(5, arm="baseline") + answers(20))[0] is True
 

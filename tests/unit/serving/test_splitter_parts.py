@@ -14,9 +14,9 @@ from components.serving import splitter as splitter_module
 from components.serving.splitter import Splitter, is_success, parse_stat, weights_for
 
 STAT = """\
-# pxname,svname,scur,stot,status,weight,addr,
-engines,candidate,1,7,UP,5,127.0.0.1:8101,
-engines,baseline,3,93,UP 1/3,95,127.0.0.1:8100,
+# pxname,svname,scur,stot,wredis,status,weight,addr,
+engines,candidate,1,7,2,UP,5,127.0.0.1:8101,
+engines,baseline,3,93,0,UP 1/3,95,127.0.0.1:8100,
 
 """
 
@@ -51,6 +51,7 @@ def test_stat_rows() -> None:
     slots = parse_stat(STAT)
     assert slots["candidate"].url == "http://127.0.0.1:8101"
     assert (slots["candidate"].weight, slots["candidate"].num_sessions, slots["candidate"].num_total) == (5, 1, 7)
+    assert slots["candidate"].num_redispatched == 2
     assert slots["candidate"].is_checked and slots["baseline"].is_up and not slots["baseline"].is_checked
 
 

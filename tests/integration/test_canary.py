@@ -1,0 +1,330 @@
+"""Rollouts through a real HAProxy: on small HTTP servers for every fault, on two vLLM engines for the whole."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.contracts import ArmEndpoint, CanaryReport, CanaryStep
+from components.errors import ConfigError, RolloutError, SplitterError
+from components.services.haproxy import render_haproxy_config
+from components.serving import guard
+from components.serving.command import EngineSpec
+from components.serving.engine import Engine, free_port, start_engines
+from components.serving.plots import plot_canary
+from components.serving.rollout import run_canary
+from components.serving.splitter import Splitter
+from components.serving.traffic import RequestRecord, replay
+from components.settings import CanarySettings, EngineSettings, ServicesSettings
+
+pytestmark = pytest.mark.integration
+
+PROMPTS = [[{"role": "user", "content": f"prompt number {number}"}] for number in range(7)]
+SETTINGS = CanarySettings(step_s=1.0, max_step_s=20, requests_in_flight=4, max_tokens=8, min_requests_for_statistics=10)
+PNG_MAGIC = b"\x89PNG"
+
+
+@dataclass
+class SmallEngine:
+    """An HTTP server that answers as an engine does, with acceptance, delay and faults to choose."""
+
+    num_accepted: int = 4
+    delay_s: float = 0.01
+    fails_after: int | None = None
+    model: str = "m"
+    num_served: int = 0
+    server: ThreadingHTTPServer = field(init=False)
+
+    def __enter__(self) -> SmallEngine:
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.reply(200, {})
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                time.sleep(engine.delay_s)
+                engine.num_served += 1
+                if engine.fails_after is not None and engine.num_served > engine.fails_after:
+                    self.reply(500, {"error": "out of order"})
+                    return
+                metrics = {"num_spec_steps": 4, "num_accepted_draft_tokens": engine.num_accepted}
+                usage = {"completion_tokens": 5 + engine.num_accepted}
+                self.reply(200, {"usage": usage, "metrics": {"speculative_decoding": metrics}})
+
+            def reply(self, status: int, body: dict[str, Any]) -> None:
+                payload = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass  # HAProxy closes health-check connections early
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    def endpoint(self, arm: str) -> ArmEndpoint:
+        return ArmEndpoint(arm=arm, url=f"http://127.0.0.1:{self.server.server_address[1]}", model=self.model)
+
+
+@pytest.fixture
+def splitter(tmp_path: Path) -> Iterator[Splitter]:
+    services = ServicesSettings(haproxy_port=free_port(), haproxy_stats_port=free_port())
+    config, socket_path = tmp_path / "haproxy.cfg", tmp_path / "haproxy.sock"
+    config.write_text(render_haproxy_config(services, socket_path=socket_path))
+    with (tmp_path / "haproxy.log").open("wb") as log:
+        haproxy = subprocess.Popen(["haproxy", "-db", "-f", str(config)], stdout=log, stderr=log)
+    try:
+        splitter = Splitter(socket_path, f"http://127.0.0.1:{services.haproxy_port}")
+        wait_until(lambda: haproxy_answers(splitter), limit_s=10)
+        yield splitter
+    finally:
+        haproxy.kill()
+        haproxy.wait()
+
+
+def haproxy_answers(splitter: Splitter) -> bool:
+    try:
+        return bool(splitter.state())
+    except SplitterError:
+        return False
+
+
+def wait_until(condition: Any, *, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def roll_out(splitter: Splitter, candidate: ArmEndpoint, baseline: ArmEndpoint, **changes: Any) -> CanaryReport:
+    arguments: dict[str, Any] = {
+        "baseline_kind": "no_draft",
+        "candidate_digest": "c" * 64,
+        "prompts": PROMPTS,
+        "settings": SETTINGS,
+        "gate_acceptance_length": 2.0,
+        "model": "m",
+    }
+    return run_canary(splitter=splitter, candidate=candidate, baseline=baseline, **(arguments | changes))
+
+
+def ask(splitter: Splitter, *, num_requests: int = 20) -> list[RequestRecord]:
+    return replay(splitter.frontend_url, "m", PROMPTS, requests_in_flight=2, max_tokens=8, num_requests=num_requests)
+
+
+def assert_all_on_baseline(splitter: Splitter) -> None:
+    assert splitter.state()["candidate"].weight == 0
+    assert {(record.arm, record.ok) for record in ask(splitter)} == {("baseline", True)}
+
+
+def test_healthy_candidate_is_promoted_and_serves(splitter: Splitter, tmp_path: Path) -> None:
+    seen: list[CanaryStep] = []
+    with SmallEngine() as candidate, SmallEngine() as baseline:
+        report = roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), on_step=seen.append)
+        assert report.promoted and report.rolled_back_to is None
+        assert [step.weight_percent for step in report.steps] == [1, 5, 25, 50, 100]
+        assert list(report.steps) == seen
+        for step in report.steps:
+            share = step.num_requests["candidate"] / sum(step.num_requests.values())
+            assert share == pytest.approx(step.weight_percent / 100, abs=0.02)
+            assert sum(step.num_errors.values()) == 0
+        assert report.steps[-1].acceptance_length == 2.0
+        assert {(record.arm, record.ok) for record in ask(splitter)} == {("candidate", True)}
+    assert plot_canary(report, path=tmp_path / "canary.png").read_bytes().startswith(PNG_MAGIC)
+
+
+def test_next_rollout_moves_the_champion_to_the_baseline_without_a_lost_request(splitter: Splitter) -> None:
+    with SmallEngine() as champion, SmallEngine() as first, SmallEngine() as challenger:
+        settings = SETTINGS.model_copy(update={"weights_percent": (50, 100)})
+        roll_out(splitter, champion.endpoint("candidate"), first.endpoint("baseline"), settings=settings)
+        background: list[RequestRecord] = []
+        is_over = threading.Event()
+        client = threading.Thread(
+            target=lambda: background.extend(
+                replay(
+                    splitter.frontend_url, "m", PROMPTS, requests_in_flight=2, max_tokens=8,
+                    watch=lambda records, elapsed_s: is_over.is_set(),
+                )
+            )
+        )  # fmt: skip
+        client.start()
+        try:
+            report = roll_out(
+                splitter, challenger.endpoint("candidate"), champion.endpoint("baseline"),
+                baseline_kind="champion", settings=settings,
+            )  # fmt: skip
+        finally:
+            is_over.set()
+            client.join()
+        assert report.promoted
+        assert len(background) > 20
+        assert [record.error for record in background if not record.ok] == []
+
+
+def test_candidate_that_dies_is_found_though_clients_see_no_error(splitter: Splitter) -> None:
+    settings = SETTINGS.model_copy(update={"weights_percent": (50, 100), "step_s": 30.0})
+    with SmallEngine() as candidate, SmallEngine() as baseline:
+        threading.Timer(4.0, candidate.server.server_close).start()
+        begin = time.monotonic()
+        report = roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), settings=settings)
+        assert time.monotonic() - begin < 10
+        assert not report.promoted
+        assert "finds the candidate DOWN" in report.reason or "sent them to the baseline instead" in report.reason
+        assert report.steps[0].num_errors == {"candidate": 0, "baseline": 0}
+        assert_all_on_baseline(splitter)
+
+
+def test_failing_candidate_is_rolled_back(splitter: Splitter) -> None:
+    with SmallEngine(fails_after=5) as candidate, SmallEngine() as baseline:
+        report = roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"))
+        assert not report.promoted and report.rolled_back_to == "no_draft"
+        assert "HTTP 500" in report.reason
+        assert not report.steps[-1].healthy and all(step.healthy for step in report.steps[:-1])
+        assert_all_on_baseline(splitter)
+
+
+def test_candidate_that_accepts_less_than_at_the_gate(splitter: Splitter, tmp_path: Path) -> None:
+    with SmallEngine(num_accepted=2) as candidate, SmallEngine() as baseline:
+        report = roll_out(
+            splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), baseline_kind="champion"
+        )
+        assert report.rolled_back_to == "champion"
+        assert "acceptance length 1.500, at least 1.600" in report.reason
+        assert_all_on_baseline(splitter)
+    assert plot_canary(report, path=tmp_path / "canary.png", gate_acceptance_length=2.0).exists()
+
+
+def test_slow_candidate(splitter: Splitter) -> None:
+    with SmallEngine(delay_s=0.2) as candidate, SmallEngine(delay_s=0.02) as baseline:
+        settings = SETTINGS.model_copy(update={"weights_percent": (50, 100), "step_s": 3.0})
+        report = roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), settings=settings)
+        assert not report.promoted and "p95 latency" in report.reason
+        assert_all_on_baseline(splitter)
+
+
+def test_undecided_step_is_rolled_back(splitter: Splitter) -> None:
+    settings = SETTINGS.model_copy(update={"min_requests": 10**6, "max_step_s": 2.0})
+    with SmallEngine() as candidate, SmallEngine() as baseline:
+        report = roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), settings=settings)
+        assert not report.promoted and "undecided after 2 s" in report.reason
+        assert_all_on_baseline(splitter)
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), ValueError("a bug"), SplitterError("gone")])
+def test_whatever_is_raised_takes_the_candidate_out(splitter: Splitter, problem: BaseException) -> None:
+    def on_step(step: CanaryStep) -> None:
+        if step.weight_percent == 25:
+            raise problem
+
+    with SmallEngine() as candidate, SmallEngine() as baseline:
+        expected = RolloutError if isinstance(problem, SplitterError) else type(problem)
+        with pytest.raises(expected):
+            roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), on_step=on_step)
+        assert_all_on_baseline(splitter)
+
+
+def test_ctrl_c_in_the_middle_of_a_step(splitter: Splitter) -> None:
+    settings = SETTINGS.model_copy(update={"weights_percent": (50, 100), "step_s": 30.0})
+    with SmallEngine() as candidate, SmallEngine() as baseline:
+        threading.Timer(2.0, lambda: signal.raise_signal(signal.SIGINT)).start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), settings=settings)
+        assert time.monotonic() - begin < 10
+        assert_all_on_baseline(splitter)
+
+
+def test_candidate_that_is_not_there_never_gets_traffic(splitter: Splitter) -> None:
+    gone = ArmEndpoint(arm="candidate", url=f"http://127.0.0.1:{free_port()}", model="m")
+    with SmallEngine() as baseline:
+        with pytest.raises(SplitterError, match="did not pass HAProxy's health check"):
+            roll_out(splitter, gone, baseline.endpoint("baseline"))
+        assert_all_on_baseline(splitter)
+
+
+def test_a_baseline_that_is_not_there_leaves_the_champion_in_service(splitter: Splitter) -> None:
+    settings = SETTINGS.model_copy(update={"weights_percent": (100,)})
+    gone = ArmEndpoint(arm="baseline", url=f"http://127.0.0.1:{free_port()}", model="m")
+    with SmallEngine() as champion, SmallEngine() as first, SmallEngine() as challenger:
+        roll_out(splitter, champion.endpoint("candidate"), first.endpoint("baseline"), settings=settings)
+        with pytest.raises(SplitterError):
+            roll_out(splitter, challenger.endpoint("candidate"), gone, settings=settings)
+        assert {(record.arm, record.ok) for record in ask(splitter)} == {("candidate", True)}
+        assert challenger.num_served == 0
+
+
+def test_arms_with_different_model_names(splitter: Splitter) -> None:
+    with SmallEngine(model="other") as candidate, SmallEngine() as baseline:
+        with pytest.raises(RolloutError, match="one model name"):
+            roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"))
+        settings = SETTINGS.model_copy(update={"weights_percent": (1, 50)})
+        with pytest.raises(ConfigError, match="end at 100"):
+            roll_out(splitter, baseline.endpoint("candidate"), baseline.endpoint("baseline"), settings=settings)
+
+
+ENGINE_SETTINGS = EngineSettings(
+    device="cpu", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=256, kv_cache_gib=0.1, startup_timeout_s=240
+)
+
+
+def test_real_engines_promotion_and_then_a_killed_candidate(
+    splitter: Splitter, tiny_target: Path, tmp_path: Path
+) -> None:
+    specs = [
+        EngineSpec(
+            name=name, model_path=str(tiny_target), served_model_name="m", settings=ENGINE_SETTINGS,
+            port=port, device="cpu", num_cores=1,
+        )
+        for name, port in (("candidate", free_port()), ("baseline", free_port()))
+    ]  # fmt: skip
+    with start_engines(specs, log_dir=tmp_path, fingerprint=None) as (candidate, baseline):
+        settings = SETTINGS.model_copy(
+            update={"max_step_s": 60.0, "max_latency_ratio": 20.0, "min_draft_coverage": 0.0}
+        )
+        arms = {"candidate": candidate.endpoint("candidate"), "baseline": baseline.endpoint("baseline")}
+        report = roll_out(splitter, **arms, settings=settings, gate_acceptance_length=None)
+        assert report.promoted, report.reason
+        assert {record.arm for record in ask(splitter, num_requests=4)} == {"candidate"}
+
+        killer = threading.Timer(3.0, kill_engine, args=(candidate,))
+        killer.start()
+        settings = settings.model_copy(update={"weights_percent": (50, 100), "step_s": 60.0, "max_step_s": 90.0})
+        after: list[RequestRecord] = []
+        report = roll_out(splitter, **arms, settings=settings, gate_acceptance_length=None)
+        killer.join()
+        assert not report.promoted and report.rolled_back_to == "no_draft"
+        after = ask(splitter)
+        assert {(record.arm, record.ok) for record in after} == {("baseline", True)}
+        assert splitter.state()["candidate"].weight == 0
+
+
+def kill_engine(engine: Engine) -> None:
+    for pid in guard.session_members(engine.identity.pid):
+        guard.kill_all([pid], signal.SIGKILL)
