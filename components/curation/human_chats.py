@@ -24,7 +24,9 @@ def human_chats(target: TargetRef, *, num_chats: int, seed: int = 0) -> list[str
     """
     renderer = load_renderer(target)
     chats = (row for _, row in package_rows("chitchat", seed=seed) if isinstance(row, list) and len(row) >= 2)
-    texts = [renderer.text(_messages(turns[: min(MAX_TURNS, len(turns) // 2 * 2)])) for turns in islice(chats, num_chats)]
+    texts = [
+        renderer.text(_messages(turns[: min(MAX_TURNS, len(turns) // 2 * 2)])) for turns in islice(chats, num_chats)
+    ]
     if not texts:
         raise CurationError("no human chats to fine-tune on")
     return texts

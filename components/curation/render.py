@@ -201,8 +201,8 @@ def prove_masks(rows: Sequence[Row], answered: Sequence[AnsweredConversation], r
     """
     compared = 0
     for row, source in zip(rows, answered, strict=True):
-        texts = [renderer.decode(span).strip() for span in _masked_spans(row)]
-        answers = [answer.text.strip() for answer in source.answers]
+        texts = [_comparable(renderer.decode(span)) for span in _masked_spans(row)]
+        answers = [_comparable(answer.text) for answer in source.answers]
         missing = [text for text in texts if text not in answers]
         if missing or (not texts and any(answers)):
             raise CurationError(
@@ -212,6 +212,12 @@ def prove_masks(rows: Sequence[Row], answered: Sequence[AnsweredConversation], r
             )
         compared += len(texts)
     return compared
+
+
+def _comparable(text: str) -> str:
+    """Without outer spacing, and without the half character at which a token limit may cut an answer: engines hold it
+    back, tokenizers decode it as U+FFFD."""
+    return text.strip().rstrip("\ufffd").rstrip()
 
 
 def _masked_spans(row: Row) -> list[list[int]]:
