@@ -15,49 +15,13 @@ import httpx
 import psutil
 import pytest
 import yaml
+from running_services import Services
 
-from components.services.endpoints import REPO_DIR, STATE_FILE, Endpoints, ServicesState, load_endpoints
+from components.services.endpoints import REPO_DIR, STATE_FILE, Endpoints, load_endpoints
 from components.services.ports import PORT_FIELDS
 from components.services.processes import run_processes
 
 pytestmark = pytest.mark.integration
-
-START_TIMEOUT_S = 300
-
-
-class Services:
-    """The commands of the Makefile against one state folder, each in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.state_dir = folder / "state"
-        self.settings = {
-            **dict.fromkeys(PORT_FIELDS, 0),
-            "state_dir": str(self.state_dir),
-            "startup_timeout_s": START_TIMEOUT_S,
-        }
-        self._settings_path = folder / "services.yaml"
-        self.environment = {**os.environ, "DSPARK_SERVICES": str(self._settings_path), "PYTHONWARNINGS": "ignore"}
-        for name in ("DSPARK_STATE_DIR", "PREFECT_API_URL"):
-            self.environment.pop(name, None)
-
-    def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        self._settings_path.write_text(yaml.safe_dump(self.settings))
-        return self.python("-m", f"components.services.{command}", *arguments)
-
-    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=REPO_DIR,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=START_TIMEOUT_S + 60,
-        )
-
-    @property
-    def state(self) -> ServicesState:
-        return ServicesState.read(self.state_dir / STATE_FILE)
-
 
 FLOW = """
 import logging, os, subprocess, time
@@ -210,7 +174,7 @@ def test_a_store_that_cannot_start_ends_the_rest_and_shows_its_log(tmp_path: Pat
     procfile = "import components.services.prepare as p, os; "
     procfile += f"path = p.search_path; p.search_path = lambda: {str(program.parent)!r} + os.pathsep + path(); "
     services = Services(tmp_path)
-    services.run("down")  # writes the settings file; nothing is up
+    services.write_settings()
     result = services.python("-c", procfile + "import components.services.up as u; u.run_main(u.main)")
     assert result.returncode == 1
     assert "store ended while starting; got status 127" in result.stderr
