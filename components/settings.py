@@ -160,6 +160,7 @@ class TrainingSettings(Settings):
     checkpoint_every_steps: int = Field(default=100, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
     validate_every_steps: int = Field(default=100, ge=1)
+    validation_anchors: int = Field(default=1024, ge=16, description="supervised tokens whose states stay in memory")
     log_every_steps: int = Field(default=10, ge=1)
     seed: int = 0
 

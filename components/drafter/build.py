@@ -1,7 +1,7 @@
 """Builds drafters from speculators' models, with the target's embedding, head rows and final norm frozen and shared.
 
-All drafters use the "1+K fill-in" layout (`sample_from_anchor=False`): slot 0 of a block holds the anchor, the token the
-target just committed, and slots 1..K = block_size - 1 are filled in. It is the layout vLLM serves everywhere.
+All drafters use the "1+K fill-in" layout (`sample_from_anchor=False`): slot 0 of a block holds the anchor, the token
+the target just committed, and slots 1..K = block_size - 1 are filled in. It is the layout vLLM serves everywhere.
 """
 
 from __future__ import annotations

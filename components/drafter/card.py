@@ -33,7 +33,8 @@ A draft model for speculative decoding. It proposes tokens that the target verif
 |---|---|
 {table}
 
-Serve it with vLLM: `--speculative-config '{{"model": "<this folder>", "num_speculative_tokens": {ref.num_draft_tokens}}}'`.
+Serve it with vLLM:
+`--speculative-config '{{"model": "<this folder>", "num_speculative_tokens": {ref.num_draft_tokens}}}'`.
 
 It is bound to the target in `target_fingerprint.json`. On any other weights, quantization or tokenizer it is useless at
 best; measure it there before serving it. Settings, versions and the command that wrote it are in `provenance.json`.

@@ -54,6 +54,16 @@ class ReferenceStep:
 
 
 @dataclass(frozen=True)
+class ReferenceProposal:
+    """Greedy drafts at one point of a sequence."""
+
+    draft_ids: tuple[int, ...]
+    """The K drafts, as target ids."""
+    gaps: tuple[float, ...]
+    """Top-2 gap of each position's logits."""
+
+
+@dataclass(frozen=True)
 class ReferenceOutput:
     """A decoded sequence."""
 
@@ -134,6 +144,20 @@ class ReferenceDecoder:
             tokens += committed
         return ReferenceOutput(tuple(_cut(tokens, ends)[:max_new_tokens]), tuple(steps), _gap(logits_TW[-1]))
 
+    @torch.inference_mode()
+    def propose_after(self, token_ids: Sequence[int], *, num_draft_tokens: int | None = None) -> ReferenceProposal:
+        """Greedy drafts after a committed sequence, computed from nothing: no cache of an earlier step is used.
+
+        Args:
+            token_ids: prompt and committed tokens; the last is the anchor, at least one comes before it.
+            num_draft_tokens: K of this step; None for the checkpoint's block_size - 1.
+        """
+        self.drafter.reset()
+        _, aux_TLH = self.target.start(token_ids[:-1])
+        self.drafter.extend_context(aux_TLH)
+        drafts, logits_KV = self._propose(token_ids[-1], 0.0, None, num_draft_tokens=num_draft_tokens)
+        return ReferenceProposal(tuple(drafts), tuple(map(_gap, logits_KV)))
+
     def _step(
         self, anchor: int, temperature: float, generator: torch.Generator | None
     ) -> tuple[ReferenceStep, list[int]]:
@@ -158,11 +182,16 @@ class ReferenceDecoder:
         return step, committed
 
     def _propose(
-        self, anchor: int, temperature: float, generator: torch.Generator | None
+        self,
+        anchor: int,
+        temperature: float,
+        generator: torch.Generator | None,
+        *,
+        num_draft_tokens: int | None = None,
     ) -> tuple[list[int], torch.Tensor]:
         """The K drafts as target ids, and the logits [K, V] each was taken from."""
         previous, drafts, logits = anchor, [], []
-        for backbone_V in self.drafter.block_logits(anchor):
+        for backbone_V in self.drafter.block_logits(anchor, num_draft_tokens=num_draft_tokens):
             logits_V = backbone_V + self.drafter.markov_bias(previous)
             draft_id = int(logits_V.argmax()) if temperature == 0 else _draw(logits_V / temperature, generator)
             previous = int(self.drafter.target_ids_V[draft_id])

@@ -63,7 +63,7 @@ def read_tensors(target_path: Path) -> TensorFiles:
 
 
 class TensorFiles:
-    """Tensors of a safetensors folder by the end of their name (`model.` and `language_model.` prefixes do not matter)."""
+    """Tensors of a safetensors folder by the end of their name, so prefixes like `model.` do not matter."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = Path(folder)

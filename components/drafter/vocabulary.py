@@ -19,7 +19,8 @@ from components.errors import CheckpointError, ConfigError
 class DraftVocabulary:
     """Both mappings as speculators and vLLM store them.
 
-    `d2t_D` holds offsets (target id = draft id + d2t[draft id], int64); `t2d_V` marks the target ids that are kept (bool).
+    `d2t_D` holds offsets (target id = draft id + d2t[draft id], int64); `t2d_V` marks the target ids
+    that are kept (bool).
     """
 
     d2t_D: torch.Tensor

@@ -2,7 +2,7 @@
 
 The draft logits z = h W^T + m W2^T (W: the target's frozen head rows, W2: the Markov head's output) are never stored:
 a chunk's logits become its loss and the gradient with respect to z, which is folded into the gradients of h, m and W2
-right away. Slots are ordered by target position, so a target distribution is computed once for all blocks that reach it.
+right away. Slots are ordered by target position, so a target distribution is computed once for all blocks at it.
 
 With p the target's and q the draft's distribution over the draft vocabulary, per slot:
     kl = sum p (log p - log q)             dkl/dz = q - p
@@ -120,7 +120,7 @@ class _HeadLoss(torch.autograd.Function):
         return (loss, *details)
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         grads = tuple(grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors)
         return (*grads, None, None, None, None)
 

@@ -76,7 +76,9 @@ class BlockObjective(nn.Module):
             raise ConfigError("training.loss", got=dict(settings.loss), expected=f"weights of {', '.join(LOSS_NAMES)}")
         algorithm = drafter.config.speculators_model_type
         if algorithm not in ("dspark", "dflash") or drafter.config.sample_from_anchor:
-            raise ConfigError("the training loop has no objective for this drafter", got=algorithm, expected="dspark, dflash")
+            raise ConfigError(
+                "the training loop has no objective for this drafter", got=algorithm, expected="dspark, dflash"
+            )
         if algorithm == "dspark" and drafter.markov_head is not None and drafter.markov_head.head_type != "vanilla":
             raise ConfigError("markov head", got=drafter.markov_head.head_type, expected="vanilla")
         self.drafter = drafter

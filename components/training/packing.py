@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 
@@ -34,10 +35,10 @@ class RequestLike(Protocol):
     def sample_id(self) -> str: ...
 
     @property
-    def token_ids(self) -> tuple[int, ...]: ...
+    def token_ids(self) -> np.ndarray: ...
 
     @property
-    def loss_mask(self) -> tuple[bool, ...]: ...
+    def loss_mask(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ def make_pack(samples: list[SampleLike], *, max_tokens: int) -> Pack:
     ends = torch.tensor(lengths).cumsum(0).tolist()
     parts = list(zip(samples, lengths, strict=True))
     pack = Pack(
-        token_ids_T=torch.cat([torch.tensor(s.request.token_ids[:n], dtype=torch.long) for s, n in parts]),
-        supervised_T=torch.cat([torch.tensor(s.request.loss_mask[:n], dtype=torch.bool) for s, n in parts]),
+        token_ids_T=torch.cat([torch.from_numpy(s.request.token_ids[:n].astype(np.int64)) for s, n in parts]),
+        supervised_T=torch.cat([torch.from_numpy(s.request.loss_mask[:n].astype(np.bool_)) for s, n in parts]),
         positions_T=torch.cat([torch.arange(n) for n in lengths]),
         states_TLH=torch.cat([s.states_TLH[:n] for s, n in parts]),
         bounds=tuple((end - n, end) for end, n in zip(ends, lengths, strict=True)),

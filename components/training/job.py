@@ -1,0 +1,78 @@
+"""What a trainer process is given and what it hands back, as JSON files."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from components.contracts import CheckpointRef, DatasetRef, Record, StoreEndpoint, StreamReport, TargetRef
+from components.settings import DrafterSettings, StreamSettings, TrainingSettings
+
+RESULT_FILE = "result.json"
+"""Written last into a job's output folder."""
+
+PARENT_PID_VARIABLE = "DSPARK_TRAINER_PARENT_PID"
+"""Environment variable with the process a trainer must not outlive."""
+
+
+class TrainingJob(Record):
+    """One training run."""
+
+    drafter: DrafterSettings
+    training: TrainingSettings
+    stream: StreamSettings
+    target: TargetRef
+    dataset: DatasetRef
+    engine_urls: tuple[str, ...] = Field(min_length=1, description="extraction engines, base URLs without /v1")
+    model: str = Field(description="served model name of the engines")
+    store: StoreEndpoint
+    stream_run_id: str = Field(description="as the engines' connector was given it")
+    tracking_uri: str | None = Field(default=None, description="MLflow; None: no live metrics")
+    mlflow_run_id: str | None = None
+    output_dir: str = Field(description="state, checkpoints and result.json")
+    parent: CheckpointRef | None = Field(default=None, description="champion whose weights are the start")
+    resume: bool = Field(default=False, description="continue from the newest state in output_dir, if there is one")
+    num_threads: int | None = Field(default=None, ge=1, description="CPU threads; None: torch decides")
+
+
+class CurvePoint(Record):
+    """Training figures, means since the point before."""
+
+    step: int
+    elapsed_s: float
+    num_tokens: int = Field(description="streamed tokens trained on so far")
+    loss: float
+    acceptance_length: float = Field(description="greedy, teacher-forced, on the training blocks, with the bonus token")
+    expected_acceptance_length: float = Field(description="by rejection sampling, from the distributions")
+    learning_rate: float
+    grad_norm: float
+    wait_share: float = Field(description="share of time spent waiting for states, 0 to 1")
+
+
+class ValidationPoint(Record):
+    """Teacher-forced figures on the validation packs, every supervised token an anchor; lengths count the bonus."""
+
+    step: int
+    elapsed_s: float
+    num_anchors: int
+    loss: float
+    acceptance_length: float = Field(description="greedy, mean over anchors")
+    acceptance_interval: tuple[float, float] = Field(description="95 %, bootstrap over conversations")
+    walked_acceptance_length: float = Field(description="greedy, tokens per step when each answer is walked as served")
+    expected_acceptance_length: float = Field(description="by rejection sampling at temperature 1, mean over anchors")
+    acceptance_by_position: tuple[float, ...] = Field(description="share of anchors whose drafts 1..k are all accepted")
+
+
+class TrainingResult(Record):
+    """What a finished training run hands back; `checkpoint` is the one of longest greedy acceptance."""
+
+    checkpoint: CheckpointRef
+    untrained: CheckpointRef
+    stream: StreamReport
+    curve: tuple[CurvePoint, ...]
+    validation: tuple[ValidationPoint, ...]
+    num_steps: int
+    num_trained_tokens: int
+    trainer_s: float = Field(description="wall time of the loop, waits and validation included")
+    wait_s: float = Field(description="of it, waiting for hidden states")
+    draft_vocab_coverage: dict[str, float] = Field(description="share of supervised tokens by split; empty: not pruned")
+    stopped_by: str = Field(description="'data', 'steps' or 'time'")

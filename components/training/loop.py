@@ -1,0 +1,328 @@
+"""The training loop: packs in, steps, validation by acceptance, complete states on disk.
+
+Device agnostic through `accelerate`; with several processes each reads its own share of the samples and gradients are
+averaged by DDP. One call of `Loop.run` is one run, from a fresh start or from a state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from components.drafter.build import load_trainable, trainable_state
+from components.errors import TrainingError
+from components.settings import TrainingSettings
+from components.training.job import CurvePoint, ValidationPoint
+from components.training.objective import BlockObjective, BlockScores
+from components.training.packing import Pack, choose_blocks
+from components.training.schedule import Schedule
+from components.training.state import StateFolder
+from components.training.telemetry import MetricsLog, ProgressTicker
+from components.training.validate import Validation
+
+ADAM_BETAS = (0.9, 0.95)
+"""A few hundred steps are too short for the usual memory of 1,000 steps of squared gradients."""
+
+
+class TrainingStoppedError(TrainingError):
+    """The run was told to stop; its state is on disk."""
+
+
+@dataclass
+class Progress:
+    """Where a run is. Everything here is part of the state on disk."""
+
+    step: int = 0
+    elapsed_s: float = 0.0
+    wait_s: float = 0.0
+    num_tokens: int = 0
+    num_consumed: int = 0
+    best_acceptance: float = 0.0
+    curve: list[CurvePoint] = field(default_factory=list)
+    validation: list[ValidationPoint] = field(default_factory=list)
+
+    def dump(self) -> dict[str, Any]:
+        """JSON values."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("curve", "validation")}
+        return plain | {
+            "curve": [point.model_dump() for point in self.curve],
+            "validation": [point.model_dump() for point in self.validation],
+        }
+
+    @classmethod
+    def load(cls, dumped: dict[str, Any]) -> Progress:
+        """The reverse of `dump`."""
+        points = {
+            "curve": [CurvePoint.model_validate(point) for point in dumped["curve"]],
+            "validation": [ValidationPoint.model_validate(point) for point in dumped["validation"]],
+        }
+        return cls(**{**dumped, **points})
+
+
+@dataclass
+class _Window:
+    """Sums since the last curve point."""
+
+    started_s: float
+    waited_s: float
+    num_steps: int = 0
+    loss: float = 0.0
+    accepted: float = 0.0
+    expected: float = 0.0
+    grad_norm: float = 0.0
+
+    def add(self, scores: BlockScores, grad_norm: float) -> None:
+        self.num_steps += 1
+        self.loss += float(scores.loss)
+        self.accepted += float(scores.match_NK.int().cumprod(1).sum(1).float().mean()) + 1
+        self.expected += float(scores.overlap_NK.cumprod(1).sum(1).mean()) + 1
+        self.grad_norm += grad_norm
+
+
+class Loop:
+    """One training run.
+
+    Args:
+        drafter: of `build_drafter`.
+        settings: the recipe's section.
+        accelerator: device, precision and processes.
+        num_samples: samples this process will be given over the whole run.
+        validation: held-out packs; None only where the process is not the main one.
+        states: where states go.
+        ticker: progress lines.
+        metrics: live metrics.
+        should_stop: asked before every step; True ends the run with its state on disk.
+    """
+
+    def __init__(
+        self,
+        drafter: Any,
+        settings: TrainingSettings,
+        *,
+        accelerator: Accelerator,
+        num_samples: int,
+        validation: Validation | None,
+        states: StateFolder,
+        ticker: ProgressTicker,
+        metrics: MetricsLog,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._accelerator = accelerator
+        self._drafter = drafter.to(accelerator.device)
+        parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(
+            parameters, lr=0.0, betas=ADAM_BETAS, weight_decay=settings.weight_decay, fused=True
+        )
+        self._objective, self._optimizer = accelerator.prepare(BlockObjective(drafter, settings), optimizer)
+        self._schedule = Schedule(
+            learning_rate=settings.learning_rate,
+            warmup_share=settings.warmup_share,
+            num_samples=num_samples,
+            num_steps=settings.num_steps,
+            max_trainer_s=settings.max_trainer_s,
+        )
+        self._generator = torch.Generator().manual_seed(settings.seed * 1000 + accelerator.process_index)
+        self._num_draft_tokens = int(drafter.config.block_size) - 1
+        self._validation = validation
+        self._states = states
+        self._ticker = ticker
+        self._metrics = metrics
+        self._should_stop = should_stop
+        self.progress = Progress()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state of `StateFolder`.
+
+        Raises:
+            TrainingError: it was written by another number of processes.
+        """
+        ranks = state["ranks"]
+        if len(ranks) != self._accelerator.num_processes:
+            raise TrainingError(
+                "the state is of another number of processes", got=len(ranks), expected=self._accelerator.num_processes
+            )
+        load_trainable(self._drafter, state["weights"], source="the training state")
+        self._optimizer.load_state_dict(state["optimizer"])
+        mine = ranks[self._accelerator.process_index]
+        self._generator.set_state(mine["generator"])
+        self.progress = Progress.load(state["progress"])
+        self.progress.num_consumed = int(mine["num_consumed"])
+
+    def run(self, packs: Iterator[Pack]) -> str:
+        """Train until data, steps or time end; the weights of longest acceptance are in the drafter afterwards.
+
+        Returns:
+            What ended the run: 'data', 'steps' or 'time'.
+
+        Raises:
+            TrainingStoppedError: `should_stop` said so; the state is saved.
+            TrainingError: the loss or the gradients are not finite; the samples of the step are named.
+        """
+        settings, progress = self._settings, self.progress
+        started = time.monotonic() - progress.elapsed_s
+        if progress.step == 0:
+            self._validate()
+        window = _Window(progress.elapsed_s, progress.wait_s)
+        while True:
+            progress.elapsed_s = time.monotonic() - started
+            stopped_by = self._schedule.stopped_by(step=progress.step, elapsed_s=progress.elapsed_s)
+            pack = None if stopped_by else self._next(packs)
+            progress.elapsed_s = time.monotonic() - started
+            if self._anyone_stops():
+                self._save()
+                raise TrainingStoppedError(
+                    "training was told to stop",
+                    got=f"step {progress.step}, state saved",
+                    fix="Run the job with resume to continue.",
+                )
+            if not self._everyone_has(pack):
+                break
+            assert pack is not None
+            self._step(pack, window)
+            progress.elapsed_s = time.monotonic() - started
+            if progress.step % settings.log_every_steps == 0:
+                window = self._log(window)
+            if progress.step % settings.validate_every_steps == 0:
+                self._validate()
+            if progress.step % settings.checkpoint_every_steps == 0:
+                self._save()
+        if window.num_steps:
+            self._log(window)
+        self._finish()
+        progress.elapsed_s = time.monotonic() - started
+        return stopped_by or "data"
+
+    def _next(self, packs: Iterator[Pack]) -> Pack | None:
+        waiting = time.monotonic()
+        pack = next(packs, None)
+        self.progress.wait_s += time.monotonic() - waiting
+        return pack
+
+    def _step(self, pack: Pack, window: _Window) -> None:
+        progress, settings = self.progress, self._settings
+        share = self._schedule.share_done(
+            step=progress.step, num_consumed=progress.num_consumed, elapsed_s=progress.elapsed_s
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._schedule.rate(share)
+        pack = pack.to(self._accelerator.device)
+        blocks = choose_blocks(
+            pack,
+            num_draft_tokens=self._num_draft_tokens,
+            num_anchors=settings.anchors_per_step,
+            generator=self._generator,
+        )
+        progress.num_consumed += len(pack.indices)
+        progress.num_tokens += pack.num_tokens * self._accelerator.num_processes
+        progress.step += 1
+        if blocks is None:  # nothing supervised survived the cut at tokens_per_step
+            return
+        with self._accelerator.autocast():
+            scores: BlockScores = self._objective(pack, blocks)
+        self._accelerator.backward(scores.loss)
+        norm = self._accelerator.clip_grad_norm_(self._objective.parameters(), settings.max_grad_norm)
+        if not (torch.isfinite(scores.loss.detach()) and torch.isfinite(norm)):
+            raise TrainingError(
+                f"training diverged at step {progress.step}",
+                got=f"loss {float(scores.loss):.4g}, gradient norm {float(norm):.4g}, samples {list(pack.sample_ids)}",
+                fix="Lower training.learning_rate, or look at these samples.",
+            )
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        window.add(scores, float(norm))
+        self._ticker.update(self._line(window))
+
+    def _line(self, window: _Window) -> str:
+        progress = self.progress
+        share = self._schedule.share_done(
+            step=progress.step, num_consumed=progress.num_consumed, elapsed_s=progress.elapsed_s
+        )
+        best = f" best {progress.best_acceptance:.3f}" if progress.best_acceptance else ""
+        return (
+            f"training {100 * share:3.0f} % step {progress.step} loss {window.loss / window.num_steps:.3f}"
+            f" acceptance {window.accepted / window.num_steps:.3f}{best}"
+            f" {progress.num_tokens / max(progress.elapsed_s, 1e-9):,.0f} tok/s"
+            f" waiting {100 * progress.wait_s / max(progress.elapsed_s, 1e-9):.0f} %"
+        )
+
+    def _log(self, window: _Window) -> _Window:
+        progress = self.progress
+        if window.num_steps:
+            span_s = max(progress.elapsed_s - window.started_s, 1e-9)
+            point = CurvePoint(
+                step=progress.step,
+                elapsed_s=progress.elapsed_s,
+                num_tokens=progress.num_tokens,
+                loss=window.loss / window.num_steps,
+                acceptance_length=window.accepted / window.num_steps,
+                expected_acceptance_length=window.expected / window.num_steps,
+                learning_rate=self._optimizer.param_groups[0]["lr"],
+                grad_norm=window.grad_norm / window.num_steps,
+                wait_share=min(1.0, (progress.wait_s - window.waited_s) / span_s),
+            )
+            progress.curve.append(point)
+            values = point.model_dump(exclude={"step"})
+            self._metrics.log({f"train/{name}": value for name, value in values.items()}, step=progress.step)
+        return _Window(progress.elapsed_s, progress.wait_s)
+
+    def _validate(self) -> None:
+        """Measure acceptance and keep the weights if they are the best so far."""
+        progress = self.progress
+        if progress.validation and progress.validation[-1].step == progress.step and progress.step > 0:
+            return
+        if self._validation is not None:
+            with self._accelerator.autocast():
+                point = self._validation.measure(
+                    self._accelerator.unwrap_model(self._objective), step=progress.step, elapsed_s=progress.elapsed_s
+                )
+            progress.validation.append(point)
+            values = point.model_dump(exclude={"step", "acceptance_by_position", "acceptance_interval"})
+            for position, share in enumerate(point.acceptance_by_position, 1):
+                values[f"acceptance_position_{position}"] = share
+            self._metrics.log({f"validation/{name}": value for name, value in values.items()}, step=progress.step)
+            self._ticker.update(
+                f"validation at step {progress.step}: acceptance {point.acceptance_length:.3f}"
+                f" (walked {point.walked_acceptance_length:.3f}, expected {point.expected_acceptance_length:.3f})",
+                now=True,
+            )
+            if point.acceptance_length >= progress.best_acceptance:
+                progress.best_acceptance = point.acceptance_length
+                self._states.save_best(trainable_state(self._drafter))
+        self._accelerator.wait_for_everyone()
+
+    def _save(self) -> None:
+        ranks = gather_object([{"generator": self._generator.get_state(), "num_consumed": self.progress.num_consumed}])
+        if self._accelerator.is_main_process:
+            state = {
+                "weights": trainable_state(self._drafter),
+                "optimizer": self._optimizer.state_dict(),
+                "ranks": ranks,
+                "progress": self.progress.dump(),
+            }
+            self._states.save(state, step=self.progress.step)
+        self._accelerator.wait_for_everyone()
+
+    def _finish(self) -> None:
+        self._validate()
+        self._save()
+        best = self._states.load_best()
+        if best is not None:
+            load_trainable(self._drafter, best, source="the best weights")
+
+    def _everyone_has(self, pack: Pack | None) -> bool:
+        """Processes step together: the first to run out of packs ends the run for all."""
+        if self._accelerator.num_processes == 1:
+            return pack is not None
+        return bool(min(gather_object([pack is not None])))
+
+    def _anyone_stops(self) -> bool:
+        if self._accelerator.num_processes == 1:
+            return self._should_stop()
+        return bool(max(gather_object([self._should_stop()])))

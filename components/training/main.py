@@ -1,0 +1,363 @@
+"""The trainer process: `python -m components.training.main job.json`.
+
+It opens the hidden-state stream, holds validation states in memory, exports the untrained drafter, trains, and writes
+`<output_dir>/result.json` last. SIGTERM ends it after the current step with its state on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+
+from components.contracts import CheckpointRef
+from components.drafter.build import build_drafter, load_trainable, read_target_config
+from components.drafter.checkpoint import export_checkpoint, load_checkpoint_ref
+from components.drafter.start import read_lm_head
+from components.drafter.vocabulary import DraftVocabulary, build_draft_vocabulary, from_mappings
+from components.errors import CheckpointError, ConfigError, FingerprintMismatchError, run_main
+from components.hidden_states.stream import HiddenStateStream
+from components.training.data import Rows, count_supervised, load_split, requests, training_order
+from components.training.job import PARENT_PID_VARIABLE, RESULT_FILE, TrainingJob, TrainingResult
+from components.training.loop import Loop
+from components.training.packing import Pack, pack_samples
+from components.training.state import StateFolder
+from components.training.telemetry import MetricsLog, ProgressTicker
+from components.training.validate import Validation
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the job in the JSON file named on the command line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if len(arguments) != 1:
+        raise ConfigError("usage: python -m components.training.main JOB.json", got=arguments)
+    run_job(TrainingJob.read(Path(arguments[0])))
+    return 0
+
+
+def run_job(job: TrainingJob) -> TrainingResult | None:
+    """Train as `job` says; the main process returns the result, the others None.
+
+    Raises:
+        FingerprintMismatchError: the dataset was written by another target.
+        StreamError, StoreError, EngineError: hidden states cannot be had.
+        TrainingError: diverged, stopped, or the state cannot be written or read.
+        ConfigError: settings that do not fit the target or the data.
+    """
+    if job.dataset.fingerprint.weights != job.target.fingerprint.weights:
+        raise FingerprintMismatchError(
+            "the dataset's answers were written by another target",
+            got=job.dataset.fingerprint.weights[:12],
+            expected=job.target.fingerprint.weights[:12],
+            fix="Curate a dataset with this target.",
+        )
+    if job.num_threads is not None:
+        torch.set_num_threads(job.num_threads)
+    torch.manual_seed(job.training.seed)
+    accelerator = Accelerator(mixed_precision=job.training.mixed_precision)
+    with ExitStack() as stack:
+        ticker = stack.enter_context(ProgressTicker())
+        is_main = accelerator.is_main_process
+        tracking = (job.tracking_uri, job.mlflow_run_id) if is_main else (None, None)
+        metrics = stack.enter_context(MetricsLog(tracking_uri=tracking[0], run_id=tracking[1]))
+        result = _Run(job, accelerator=accelerator, ticker=ticker, metrics=metrics).execute()
+    if result is not None:
+        result.write(Path(job.output_dir) / RESULT_FILE)
+        print(
+            f"trained: {result.num_steps} steps, {result.num_trained_tokens} tokens in {result.trainer_s:.0f} s,"
+            f" acceptance {result.checkpoint.expected_acceptance_length:.3f}",
+            flush=True,
+        )
+    return result
+
+
+class _Run:
+    """One job in one process."""
+
+    def __init__(
+        self, job: TrainingJob, *, accelerator: Accelerator, ticker: ProgressTicker, metrics: MetricsLog
+    ) -> None:
+        self._job = job
+        self._accelerator = accelerator
+        self._ticker = ticker
+        self._metrics = metrics
+        self._target_path = Path(job.target.path)
+        self._output = Path(job.output_dir)
+        self._coverage: dict[str, float] = {}
+
+    def execute(self) -> TrainingResult | None:
+        """All stages of the job, in order."""
+        job = self._job
+        train_rows, validation_rows = (load_split(job.dataset, split) for split in ("train", "validation"))
+        self._ticker.update("building the drafter", now=True)
+        drafter = self._build(train_rows, validation_rows)
+        states = self._prepare_output()
+        untrained = self._export(drafter, "untrained", step=0, num_tokens=0, acceptance=None, extra={})
+        order = training_order(train_rows.num_rows, num_epochs=job.training.num_epochs, seed=job.training.seed)
+        mine = order[self._accelerator.process_index :: self._accelerator.num_processes]
+        state = states.load_newest() if job.resume else None
+        with self._open_stream() as stream, _StopOnSignal() as stop:
+            loop = Loop(
+                drafter,
+                job.training,
+                accelerator=self._accelerator,
+                num_samples=len(mine),
+                validation=self._validation(stream, validation_rows, drafter),
+                states=states,
+                ticker=self._ticker,
+                metrics=self._metrics,
+                should_stop=lambda: stop.requested,
+            )
+            if state is not None:
+                loop.restore(state)
+            self._ticker.update("waiting for the first hidden states", now=True)
+            rest = requests(train_rows, mine, indices=range(loop.progress.num_consumed, len(mine)))
+            packs = pack_samples(stream.stream(rest), max_tokens=job.training.tokens_per_step)
+            stopped_by = loop.run(stop.guard(packs))
+        if untrained is None:
+            return None
+        return self._result(drafter, untrained, loop, stream.report(), stopped_by)
+
+    def _build(self, train_rows: Rows, validation_rows: Rows) -> Any:
+        job = self._job
+        vocab_size = int(read_target_config(self._target_path).vocab_size)
+        parent = load_checkpoint_ref(Path(job.parent.path)) if job.parent else None
+        weights = load_file(Path(parent.path) / "model.safetensors") if parent else {}
+        vocabulary = self._vocabulary(train_rows, validation_rows, weights, vocab_size)
+        drafter = build_drafter(
+            job.drafter,
+            target_path=self._target_path,
+            aux_layer_ids=job.stream.aux_layer_ids,
+            draft_vocab=vocabulary,
+            seed=job.training.seed,
+        )
+        if parent is not None:
+            load_trainable(drafter, weights, source=f"the parent checkpoint {parent.path}")
+        return drafter
+
+    def _vocabulary(
+        self, train_rows: Rows, validation_rows: Rows, parent: dict[str, torch.Tensor], vocab_size: int
+    ) -> DraftVocabulary | None:
+        """The parent's vocabulary where there is one, because its weights are indexed by it; else by frequency."""
+        size = self._job.drafter.draft_vocab_size
+        if size is None or size >= vocab_size:
+            return None
+        counts = {
+            split: torch.from_numpy(count_supervised(rows, vocab_size=vocab_size))
+            for split, rows in (("train", train_rows), ("validation", validation_rows))
+        }
+        if self._job.parent is None:
+            vocabulary = build_draft_vocabulary(
+                counts["train"], size=size, min_coverage=self._job.drafter.min_vocab_coverage
+            )
+        elif "d2t" in parent and "t2d" in parent:
+            vocabulary = from_mappings(parent["d2t"], parent["t2d"])
+        else:
+            raise CheckpointError("the parent checkpoint has no draft vocabulary", got=self._job.parent.path)
+        self._coverage = {split: vocabulary.measure_coverage(counts_V) for split, counts_V in counts.items()}
+        shares = ", ".join(f"{split} {share:.4f}" for split, share in self._coverage.items())
+        self._ticker.update(f"draft vocabulary of {vocabulary.size} tokens covers {shares}", now=True)
+        return vocabulary
+
+    def _prepare_output(self) -> StateFolder:
+        states = StateFolder(self._output / "state", keep=self._job.training.keep_checkpoints)
+        if self._accelerator.is_main_process:
+            self._output.mkdir(parents=True, exist_ok=True)
+            (self._output / RESULT_FILE).unlink(missing_ok=True)
+            if not self._job.resume:
+                states.clear()
+                shutil.rmtree(self._output / "checkpoint", ignore_errors=True)
+        self._accelerator.wait_for_everyone()
+        return states
+
+    def _open_stream(self) -> HiddenStateStream:
+        job = self._job
+        config = read_target_config(self._target_path)
+        return HiddenStateStream(
+            job.stream,
+            engine_urls=job.engine_urls,
+            model=job.model,
+            store=job.store,
+            run_id=job.stream_run_id,
+            fingerprint=job.target.fingerprint,
+            num_hidden_layers=int(config.num_hidden_layers),
+            hidden_size=int(config.hidden_size),
+            target_path=self._target_path,
+            on_metrics=self._log_stream,
+            consumer=str(self._accelerator.process_index),
+        )
+
+    def _log_stream(self, values: dict[str, float]) -> None:
+        # The stream reports once a second; its own clock in milliseconds keeps points apart where steps are slower.
+        self._metrics.log({f"stream/{name}": value for name, value in values.items()}, step=int(time.monotonic()))
+
+    def _validation(self, stream: HiddenStateStream, rows: Rows, drafter: Any) -> Validation | None:
+        if not self._accelerator.is_main_process:
+            return None
+        settings = self._job.training
+        num_rows = _rows_holding(rows, settings.validation_anchors)
+        self._ticker.update(f"reading {num_rows} validation conversations", now=True)
+        samples = stream.stream(requests(rows, np.arange(rows.num_rows), indices=range(num_rows)))
+        dtype = torch.bfloat16 if settings.mixed_precision == "bf16" else torch.float32
+        return Validation(
+            list(pack_samples(samples, max_tokens=settings.tokens_per_step)),
+            max_anchors=settings.validation_anchors,
+            lm_head_VH=read_lm_head(self._target_path).to(self._accelerator.device, dtype),
+            drafter=drafter.to(self._accelerator.device),
+            num_draft_tokens=self._job.drafter.block_size - 1,
+        )
+
+    def _export(
+        self,
+        drafter: Any,
+        name: str,
+        *,
+        step: int,
+        num_tokens: int,
+        acceptance: float | None,
+        extra: dict[str, Any],
+    ) -> CheckpointRef | None:
+        if not self._accelerator.is_main_process:
+            return None
+        job = self._job
+        return export_checkpoint(
+            drafter,
+            self._output / name,
+            target=job.target,
+            settings=job.drafter,
+            dataset_digest=job.dataset.digest,
+            step=step,
+            num_trained_tokens=num_tokens,
+            parent_digest=job.parent.digest if job.parent else None,
+            expected_acceptance_length=acceptance,
+            extra={
+                "training": job.training.model_dump(mode="json"),
+                "stream": job.stream.model_dump(mode="json"),
+                "draft_vocab_coverage": self._coverage,
+                **extra,
+            },
+        )
+
+    def _result(
+        self, drafter: Any, untrained: CheckpointRef, loop: Loop, stream: Any, stopped_by: str
+    ) -> TrainingResult:
+        progress = loop.progress
+        best = max(progress.validation, key=lambda point: (point.acceptance_length, point.step))
+        checkpoint = self._export(
+            drafter,
+            "checkpoint",
+            step=best.step,
+            num_tokens=progress.num_tokens,
+            acceptance=best.acceptance_length,
+            extra={"validation": best.model_dump(mode="json"), "num_steps": progress.step},
+        )
+        assert checkpoint is not None
+        return TrainingResult(
+            checkpoint=checkpoint,
+            untrained=untrained,
+            stream=stream,
+            curve=tuple(progress.curve),
+            validation=tuple(progress.validation),
+            num_steps=progress.step,
+            num_trained_tokens=progress.num_tokens,
+            trainer_s=progress.elapsed_s,
+            wait_s=progress.wait_s,
+            draft_vocab_coverage=self._coverage,
+            stopped_by=stopped_by,
+        )
+
+
+def _rows_holding(rows: Rows, num_supervised: int) -> int:
+    """How many rows, from the first, hold `num_supervised` supervised tokens; all where there are fewer."""
+    held = 0
+    for position in range(rows.num_rows):
+        held += int(rows.column("loss_mask")[position].values.to_numpy(zero_copy_only=False).sum())
+        if held >= num_supervised:
+            return position + 1
+    return int(rows.num_rows)
+
+
+class _Interrupted(BaseException):
+    """SIGTERM while waiting for states."""
+
+
+class _StopOnSignal:
+    """Ends the process on SIGTERM in the way that fits the moment; a watch does it when the launching process is gone.
+
+    In a step, the step is finished first. While waiting for states, the wait is given up. Elsewhere (opening,
+    exporting) the stack unwinds at once, which closes the stream.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._on_request: Callable[[], None] = _unwind
+        self._done = threading.Event()
+        self._old: Any = None
+
+    def __enter__(self) -> _StopOnSignal:
+        self._old = signal.signal(signal.SIGTERM, self._on_signal)
+        parent_pid = os.environ.get(PARENT_PID_VARIABLE)
+        if parent_pid is not None:
+            threading.Thread(target=self._watch, args=(int(parent_pid),), name="parent-watch", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        signal.signal(signal.SIGTERM, self._old)
+
+    def guard(self, packs: Iterator[Pack]) -> Iterator[Pack]:
+        """`packs`, which end where a stop is requested; between packs the signal only sets `requested`."""
+        try:
+            while not self.requested:
+                self._on_request = _interrupt
+                try:
+                    pack = next(packs, None)
+                except _Interrupted:
+                    return
+                finally:
+                    self._on_request = _note
+                if pack is None:
+                    return
+                yield pack
+        finally:
+            self._on_request = _note
+
+    def _on_signal(self, *_: object) -> None:
+        self.requested = True
+        self._on_request()
+
+    def _watch(self, parent_pid: int) -> None:
+        while not self._done.wait(1.0):
+            try:
+                os.kill(parent_pid, 0)
+            except ProcessLookupError:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+
+def _unwind() -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _interrupt() -> None:
+    raise _Interrupted
+
+
+def _note() -> None:
+    """The loop sees `requested` after the step."""
+
+
+if __name__ == "__main__":
+    run_main(main)
