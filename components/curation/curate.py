@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.contracts import DatasetRef, Progress, TargetRef
 from components.curation.conversation import AnsweredConversation, Conversation, Row
@@ -23,9 +23,12 @@ from components.curation.regenerate import Regeneration
 from components.curation.render import Renderer, load_renderer, prove_masks, rewrites_history
 from components.curation.sources import Mixture, describe_source
 from components.curation.split import TRAIN, VALIDATION, check_both_sides, side_of
-from components.curation.validate import Finding, scalar_frame, validate_frame
+from components.curation.validate import Finding, Validation, scalar_frame, validate_frame
 from components.errors import CurationError, DatasetValidationError
 from components.settings import CurationSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REPORT_INTERVAL_S = 4.0
 NUM_PROVEN_ROWS = 200
@@ -167,45 +170,55 @@ def finish(
     rows = _render(answered, renderer, progress)
     sides = [side_of(row.conversation_id, validation_share=settings.validation_share) for row in rows]
     check_both_sides(sides)
-    splits = {
-        side: [row for row, where in zip(rows, sides, strict=True) if where == side] for side in (TRAIN, VALIDATION)
-    }
-    funnel = Funnel({**collected.funnel, "answered": len(answered), "rendered": len(rows)}).as_dict()
     checker = HeldOut(held_out)
-    frame = scalar_frame(
-        rows,
-        sides,
-        answered=answered,
-        contaminated={item.conversation.id: checker.contaminates(item.conversation) for item in answered},
-        settings=settings,
-    )
+    contaminated = {item.conversation.id: checker.contaminates(item.conversation) for item in answered}
+    frame = scalar_frame(rows, sides, answered=answered, contaminated=contaminated, settings=settings)
+    funnel = Funnel({**collected.funnel, "answered": len(answered), "rendered": len(rows)}).as_dict()
+    placed = list(zip(rows, sides, strict=True))
     with staging_dir(Path(output_dir)) as staging:
         progress("validate", 0, len(rows))
-        try:
-            validation = validate_frame(
-                frame,
-                docs_dir=staging / Path(DOCS_INDEX).parent,
-                settings=settings,
-                vocab_size=renderer.vocab_size,
-                max_tokens=max_model_len,
-            )
-        except DatasetValidationError as error:
-            raise _keep_failed_docs(error, staging, Path(output_dir)) from None
+        validation = _validate(frame, staging, Path(output_dir), settings, renderer, max_model_len)
         plot_funnel(funnel, staging / "funnel.png")
-        regeneration.quarantine.write(staging / "unanswered.jsonl")
-        collected.quarantine.write(staging / "quarantine.jsonl")
-        collected.refused.write(staging / "refused.jsonl")
-        manifest = _manifest(collected, regeneration, settings, renderer, validation.warnings)
+        _write_examples(collected, regeneration, staging)
         dataset = write_dataset(
-            splits,
+            {side: [row for row, where in placed if where == side] for side in (TRAIN, VALIDATION)},
             output_dir=Path(output_dir),
             fingerprint=target.fingerprint,
             funnel=funnel,
-            manifest=manifest,
+            manifest=_manifest(collected, regeneration, settings, renderer, validation.warnings),
             staging=staging,
         )
     progress("dataset written", len(rows), len(rows))
     return Finished(dataset, Path(dataset.path) / "funnel.png", validation.warnings)
+
+
+def _validate(
+    frame: pd.DataFrame,
+    staging: Path,
+    output_dir: Path,
+    settings: CurationSettings,
+    renderer: Renderer,
+    max_model_len: int,
+) -> Validation:
+    docs_dir = staging / Path(DOCS_INDEX).parent
+    try:
+        return validate_frame(
+            frame, docs_dir=docs_dir, settings=settings, vocab_size=renderer.vocab_size, max_tokens=max_model_len
+        )
+    except DatasetValidationError as error:
+        # The staging folder goes; what explains the refusal must not.
+        kept = output_dir / "failed" / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{staging.name[-8:]}"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        docs_dir.rename(kept)
+        raise DatasetValidationError(
+            error.problem, got=error.got, fix=f"See the Data Docs: {kept / 'index.html'}"
+        ) from None
+
+
+def _write_examples(collected: Collected, regeneration: Regeneration, folder: Path) -> None:
+    collected.quarantine.write(folder / "quarantine.jsonl")
+    collected.refused.write(folder / "refused.jsonl")
+    regeneration.quarantine.write(folder / "unanswered.jsonl")
 
 
 def _render(answered: Sequence[AnsweredConversation], renderer: Renderer, progress: Progress) -> list[Row]:
@@ -220,14 +233,6 @@ def _render(answered: Sequence[AnsweredConversation], renderer: Renderer, progre
             reported = time.monotonic()
     prove_masks(rows[:NUM_PROVEN_ROWS], answered[:NUM_PROVEN_ROWS], renderer)
     return rows
-
-
-def _keep_failed_docs(error: DatasetValidationError, staging: Path, output_dir: Path) -> DatasetValidationError:
-    """Move the Data Docs of a refused data set out of the staging folder, and say where they are."""
-    kept = output_dir / "failed" / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{staging.name[-8:]}"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    (staging / Path(DOCS_INDEX).parent).rename(kept)
-    return DatasetValidationError(error.problem, got=error.got, fix=f"See the Data Docs: {kept / 'index.html'}")
 
 
 def _manifest(

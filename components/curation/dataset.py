@@ -7,7 +7,9 @@ Layout, which the trainer reads by itself::
         validation-00000.arrow      token_ids list<int32>, loss_mask list<bool>; rows sorted by conversation_id
         manifest.json           digest, schema_version, fingerprint, counts, funnel, sources, quarantine, recipe
                                 section, code revision, engine version, sha256 of each shard
-        quarantine.jsonl        examples of rows set aside, with reasons
+        quarantine.jsonl        examples of rows that could not be read, with reasons; likewise refused.jsonl (filters,
+                                duplicates, decontamination) and unanswered.jsonl
+        funnel.png              what is left after each step
         data_docs/index.html    Great Expectations Data Docs
 
 `loss_mask[t]` is true where the target produced `token_ids[t]`. Both lists have the same length, T >= 2.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from components.contracts import TargetRef
+from components.contracts import TargetRef, is_held_out
 from components.curation.conversation import Message
 from components.curation.packages import package_rows
 from components.curation.render import load_renderer
@@ -23,7 +23,8 @@ def human_chats(target: TargetRef, *, num_chats: int, seed: int = 0) -> list[str
         CurationError: the package is missing, or the target has no chat template.
     """
     renderer = load_renderer(target)
-    chats = (row for _, row in package_rows("chitchat", seed=seed) if isinstance(row, list) and len(row) >= 2)
+    rows = (row for _, row in package_rows("chitchat", seed=seed) if isinstance(row, list) and len(row) >= 2)
+    chats = (row for row in rows if not is_held_out(row[0]))  # evaluation's share is nobody's training data
     texts = [
         renderer.text(_messages(turns[: min(MAX_TURNS, len(turns) // 2 * 2)])) for turns in islice(chats, num_chats)
     ]

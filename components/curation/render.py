@@ -39,7 +39,7 @@ class Renderer:
 
     def prompt_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a prompt as the engine will see it, the opening of the answer included."""
-        return self._encode(self._text(messages, open_answer=True))
+        return self.encode(self._text(messages, open_answer=True))
 
     def text(self, messages: Sequence[Message]) -> str:
         """A finished conversation through the template."""
@@ -95,10 +95,11 @@ class Renderer:
         messages = answered.messages
         if self._marks_answers and not answered.answers[-1].truncated:
             return self._marked(messages)
-        text, spans = self._answer_spans(messages)
+        text, spans = self.answer_spans(messages)
         if answered.answers[-1].truncated:
             start, _ = spans[-1]
-            end = start + len(messages[-1].content)
+            answer = messages[-1].content.strip()
+            end = text.index(answer, start) + len(answer)
             text, spans = text[:end], [*spans[:-1], (start, end)]
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         mask = [
@@ -113,7 +114,7 @@ class Renderer:
         )
         return list(encoded["input_ids"]), [bool(value) for value in encoded["assistant_masks"]]
 
-    def _answer_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+    def answer_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
         """The whole chat as text, and the character span of each answer, its end-of-turn token included."""
         whole = self._text(messages, open_answer=False)
         spans: list[tuple[int, int]] = []
@@ -146,7 +147,8 @@ class Renderer:
             )
         )
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text` as it stands: no special tokens are added."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -184,7 +186,7 @@ def rewrites_history(renderer: Renderer) -> str | None:
     training does not mind; multi-turn rows then supervise only the answers whose tokens survived.
     """
     try:
-        renderer._answer_spans(_PROBE)
+        renderer.answer_spans(_PROBE)
     except CurationError as error:
         return error.problem
     return None

@@ -58,7 +58,7 @@ def answer_all(conversations: Sequence[Conversation], target: TargetRef) -> tupl
 
     def answer(conversation: Conversation) -> Answer:
         text = f"The answer is {conversation.id[:12]}."
-        ids = tuple(renderer._encode(text + "<|im_end|>"))
+        ids = tuple(renderer.encode(text + "<|im_end|>"))
         return Answer(text, ids, tuple(renderer.prompt_token_ids(conversation.messages)), len(ids), False, 0.0)
 
     return tuple(AnsweredConversation(item, (answer(item),)) for item in conversations)
@@ -86,7 +86,6 @@ def test_the_layout_the_trainer_reads(tmp_path: Path) -> None:
     with pa.memory_map(str(path / "train-00000.arrow")) as file:
         table = pa.ipc.open_file(file).read_all()
     assert table.schema == SCHEMA
-    mask = [False, False, True, True]
     assert table.to_pylist() == [
         {
             "conversation_id": f"{n:064x}",

@@ -55,7 +55,7 @@ def answered(
     for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         history.append(Message("user", prompt))
         cut = truncated and number == len(texts) - 1
-        ids = renderer._encode(text if cut else text + END)
+        ids = renderer.encode(text if cut else text + END)
         prompt_ids = renderer.prompt_token_ids(history)
         answers.append(
             Answer(
@@ -108,7 +108,7 @@ def test_every_answer_of_a_chat_is_supervised_and_no_prompt(renderer: Renderer, 
 def test_earlier_answers_with_other_tokens_in_context_are_not_supervised(renderer: Renderer) -> None:
     item = answered(renderer, ["Hello", "Again"], ["the target checks them", "Yes."])
     first = item.answers[0]
-    letters = tuple(token for char in first.text for token in renderer._encode(char)) + tuple(renderer._encode(END))
+    letters = tuple(token for char in first.text for token in renderer.encode(char)) + tuple(renderer.encode(END))
     assert letters != first.token_ids
     odd = Answer(first.text, letters, first.prompt_token_ids, len(letters), False, 0.7)
     item = AnsweredConversation(item.conversation, (odd, item.answers[1]))
