@@ -34,7 +34,7 @@ def ratio_interval(
 ) -> Interval | None:
     """BCa interval of a ratio of sums over prompts.
 
-    Simulated coverage of the 95 % interval, 400 gates each on geometric, heavy-tailed and bimodal acceptance: 92 to 96 %
+    Simulated coverage of the 95 % interval (400 gates each; geometric, heavy-tailed, bimodal acceptance): 92 to 96 %
     from 48 prompts on, 93 to 96 % at 16, but 84 to 92 % at 8: too narrow where prompts are few.
 
     Args:
