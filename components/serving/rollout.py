@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 from components.contracts import ArmEndpoint, CanaryReport, CanaryStep, Progress, now_utc
 from components.errors import ConfigError, DSparkError, RolloutError, SplitterError
@@ -19,7 +20,7 @@ from components.settings import CanarySettings
 PROGRESS_EVERY_S = 4.0
 MAX_ROLLBACK_TRIES = 3
 
-BASELINE_KINDS = ("champion", "no_draft")
+BaselineKind = Literal["champion", "no_draft"]
 
 Schedule = Sequence[tuple[int, int, int]]
 
@@ -29,7 +30,7 @@ def run_canary(
     splitter: Splitter,
     candidate: ArmEndpoint,
     baseline: ArmEndpoint,
-    baseline_kind: str,
+    baseline_kind: BaselineKind,
     candidate_digest: str,
     prompts: Sequence[Sequence[Message]],
     settings: CanarySettings,
@@ -204,10 +205,10 @@ def _place(splitter: Splitter, *, candidate: ArmEndpoint, baseline: ArmEndpoint)
 
 
 def _check(
-    candidate: ArmEndpoint, baseline: ArmEndpoint, *, model: str, baseline_kind: str, settings: CanarySettings
+    candidate: ArmEndpoint, baseline: ArmEndpoint, *, model: str, baseline_kind: BaselineKind, settings: CanarySettings
 ) -> None:
-    if baseline_kind not in BASELINE_KINDS:
-        raise ConfigError("no such kind of baseline", got=baseline_kind, expected=" or ".join(BASELINE_KINDS))
+    if baseline_kind not in get_args(BaselineKind):
+        raise ConfigError("no such kind of baseline", got=baseline_kind, expected=" or ".join(get_args(BaselineKind)))
     weights = settings.weights_percent
     if not weights or list(weights) != sorted(set(weights)) or weights[0] < 1 or weights[-1] != 100:
         raise ConfigError(
@@ -226,7 +227,9 @@ def _coverage_limit(settings: CanarySettings, schedule: Schedule) -> float | Non
     return None if stops_drafting else settings.min_draft_coverage
 
 
-def _report(steps: Sequence[CanaryStep], *, candidate_digest: str, baseline_kind: str, promoted: bool) -> CanaryReport:
+def _report(
+    steps: Sequence[CanaryStep], *, candidate_digest: str, baseline_kind: BaselineKind, promoted: bool
+) -> CanaryReport:
     last = steps[-1]
     what = "all steps healthy" if promoted else f"stopped at {last.weight_percent} %"
     return CanaryReport(
