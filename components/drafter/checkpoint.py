@@ -77,6 +77,7 @@ def export_checkpoint(
     """
     with _new_folder(destination) as folder:
         model.save_pretrained(folder)
+        _drop_code(folder)
         _bind(folder, target)
         return _finish(
             folder,
@@ -207,6 +208,15 @@ def _new_folder(destination: Path) -> Iterator[Path]:
         raise CheckpointError("the checkpoint cannot be written", got=f"{destination}: {error}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _drop_code(folder: Path) -> None:
+    """speculators copies its config class beside the weights; a checkpoint is data, and vLLM has the class itself."""
+    config = json.loads((folder / "config.json").read_text())
+    if config.pop("auto_map", None) is not None:
+        write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    for file in folder.glob("*.py"):
+        file.unlink()
 
 
 def _bind(folder: Path, target: TargetRef) -> None:
