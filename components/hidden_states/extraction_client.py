@@ -30,6 +30,8 @@ class ExtractionClient:
         self._urls = [url.rstrip("/") for url in engine_urls]
         self._model = model
         self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_s, connect=5.0),
@@ -66,13 +68,26 @@ class ExtractionClient:
 
     def close(self) -> None:
         """Cancel what is in flight (vLLM aborts a request whose client is gone) and end the thread."""
-        if self._thread.is_alive():
-            self._submit(self._shut_down()).result(timeout=10)
+        with self._lock:
+            if self._is_closed:
+                return
+            ending = asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop)
+            self._is_closed = True
+        try:
+            ending.result(timeout=10)
+        finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=10)
 
     def _submit(self, coroutine: Coroutine[Any, Any, _ResultT]) -> Future[_ResultT]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Run a coroutine on the loop; after `close` it is not run, and its future is cancelled."""
+        with self._lock:
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        cancelled: Future[_ResultT] = Future()
+        cancelled.cancel()
+        return cancelled
 
     async def _extract(self, url: str, *, name: str, token_ids: np.ndarray) -> int:
         body = {

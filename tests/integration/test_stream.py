@@ -1,0 +1,209 @@
+"""The stream on real parts: vLLM with our connector on a tiny target, a Mooncake master, states against HF's."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import torch
+from stream_services import FINGERPRINT, Master, free_port, make_requests, running_master, wait_until
+
+from components.errors import EngineError
+from components.hidden_states.launch import extraction_args
+from components.hidden_states.store import StoreClient, count_run_keys
+from components.hidden_states.stream import HiddenStateStream, SampleRequest
+from components.serving.command import EngineSpec
+from components.serving.engine import Engine
+from components.settings import EngineSettings, StreamSettings
+
+pytestmark = pytest.mark.integration
+
+RUN = "run-1"
+ORPHAN_TTL_S = 3.0
+SETTINGS = StreamSettings(
+    aux_layer_ids=(1, 2), budget_mib=16, requests_in_flight=8, request_timeout_s=30, max_retries=1, check_every=1,
+    min_lm_head_agreement=0.9, orphan_ttl_s=ORPHAN_TTL_S,
+)  # fmt: skip
+# Smaller than the longest prompts, so that chunked prefill is part of the test.
+ENGINE = EngineSettings(
+    device="cpu", max_model_len=1024, max_num_seqs=16, max_num_batched_tokens=256, kv_cache_gib=0.25
+)
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
+    with running_master(tmp_path_factory.mktemp("master")) as master:
+        yield master
+
+
+@pytest.fixture(scope="module")
+def engine(master: Master, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    args, environment = extraction_args(
+        settings=SETTINGS, num_hidden_layers=4, store=master.endpoint, run_id=RUN, fingerprint=FINGERPRINT,
+        segment_mib=64,
+    )  # fmt: skip
+    spec = EngineSpec(
+        name="extraction", model_path=str(tiny_target), served_model_name="t", settings=ENGINE, port=free_port(),
+        device="cpu", extra_args=tuple(args), extra_env=environment,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("engine")
+    with Engine.start(spec, log_path=folder / "engine.log", fingerprint=None) as engine:
+        yield engine.wait_ready()
+
+
+@pytest.fixture
+def stream(master: Master, engine: Engine, tiny_target: Path) -> HiddenStateStream:
+    return HiddenStateStream(
+        SETTINGS, engine_urls=[engine.url], model="t", store=master.endpoint, run_id=RUN, fingerprint=FINGERPRINT,
+        num_hidden_layers=4, hidden_size=64, target_path=tiny_target,
+    )  # fmt: skip
+
+
+def hf_states(target: Path, token_ids: np.ndarray) -> torch.Tensor:
+    """HF's states at layers 1, 2 and before the final norm, (T, 3, H)."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+    last: list[torch.Tensor] = []
+    model.model.norm.register_forward_pre_hook(lambda _, args: last.append(args[0][0].detach()))
+    with torch.no_grad():
+        states = model(torch.from_numpy(token_ids.astype(np.int64))[None], output_hidden_states=True).hidden_states
+    return torch.stack([states[1][0], states[2][0], last[0]], dim=1)
+
+
+def test_states_equal_those_of_transformers(stream: HiddenStateStream, tiny_target: Path) -> None:
+    requests = make_requests(3, low=10, high=200) + make_requests(1, seed=3, low=700, high=701)
+    with stream:
+        for sample in stream.stream(requests):
+            expected = hf_states(tiny_target, sample.request.token_ids).float()
+            got = sample.states_TLH.float()
+            assert got.shape == expected.shape
+            error_L = (got - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))
+            assert error_L.max() < 0.02, f"relative error per layer {error_L.tolist()}, T = {len(got)}"
+            sample.release()
+    assert stream.report().num_samples == 4
+    assert stream.report().num_retried == 0
+
+
+def test_a_run_in_order_within_its_budget_on_no_disk(stream: HiddenStateStream, master: Master, engine: Engine) -> None:
+    written_before = bytes_written(engine)
+    with stream:
+        order, lengths = [], []
+        for sample in stream.stream(make_requests(300, low=100, high=900)):
+            order.append(sample.request.index)
+            lengths.append(len(sample.request.token_ids))
+            sample.release()
+    report = stream.report()
+    assert order == list(range(300))
+    assert report.num_tokens == sum(lengths)
+    assert report.keys_left == 0 == count_run_keys(master.endpoint, RUN)
+    assert report.peak_bytes_held <= report.budget_bytes == 16 << 20
+    assert report.bytes_streamed > 3 * report.budget_bytes  # the budget was turned over, not just never reached
+    assert report.bytes_on_disk == 0
+    assert report.num_quarantined == 0
+    # The kernel's own count of what the engine's processes sent to storage: log lines, not states.
+    assert bytes_written(engine) - written_before < 0.01 * report.bytes_streamed
+
+
+def bytes_written(engine: Engine) -> int:
+    root = psutil.Process(engine.identity.pid)
+    return sum(process.io_counters().write_bytes for process in [root, *root.children(recursive=True)])
+
+
+def test_lm_head_agrees_with_the_engines_own_tokens(stream: HiddenStateStream) -> None:
+    seen: list[dict[str, float]] = []
+    stream._on_metrics = seen.append
+    with stream:
+        for sample in stream.stream(make_requests(40)):
+            sample.release()
+    assert stream._statistics.lm_head_share == pytest.approx(1.0, abs=0.05)
+    # Random prompts are not the target's answers: reported, not enforced.
+    assert stream._statistics.answer_share is not None and stream._statistics.answer_share < 0.5
+    assert seen and seen[0]["stream_trainer_wait_share"] >= 0
+
+
+def test_a_prompt_longer_than_the_engine_takes_is_quarantined(stream: HiddenStateStream) -> None:
+    requests = make_requests(5)
+    requests[2] = make_requests(1, low=1024, high=1025)[0]
+    with stream:
+        assert len([sample.release() for sample in stream.stream(requests)]) == 4
+    assert stream.report().quarantine_reasons == {"refused": 1}
+
+
+def test_requests_without_a_name_or_with_a_bad_one_store_nothing(master: Master, engine: Engine) -> None:
+    body = {"model": "t", "prompt": [5, 6, 7], "max_tokens": 1}
+    url = f"{engine.url}/v1/completions"
+    assert httpx.post(url, json=body, timeout=30).json()["kv_transfer_params"] is None
+    bad = body | {"kv_transfer_params": {"hidden_states_key": "../other"}}
+    assert "store key" in httpx.post(url, json=bad, timeout=30).json()["kv_transfer_params"]["error"]
+    assert count_run_keys(master.endpoint, RUN) == 0
+
+
+def put_by_hand(engine: Engine, name: str, *, num_tokens: int) -> None:
+    ids = make_requests(1, low=num_tokens, high=num_tokens + 1)[0].token_ids.tolist()
+    body = {"model": "t", "prompt": ids, "max_tokens": 1, "kv_transfer_params": {"hidden_states_key": name}}
+    httpx.post(f"{engine.url}/v1/completions", json=body, timeout=30).raise_for_status()
+
+
+def test_past_its_budget_the_engine_marks_instead_of_queueing_and_orphans_are_swept(
+    master: Master, engine: Engine
+) -> None:
+    """Nobody reads. 8 MiB are the store's half of the budget; a sample of 1,000 tokens has 389 kB."""
+    client = StoreClient.connect(master.endpoint)
+    with contextlib.closing(client):
+        for number in range(24):
+            put_by_hand(engine, f"orphan-{number}", num_tokens=1000)
+        keys: list[str] = []
+
+        def all_there() -> bool:
+            keys[:] = client.keys(f"{RUN}/orphan-")
+            return len(keys) == 24
+
+        wait_until(all_there, timeout_s=ORPHAN_TTL_S)
+        errors = [key for key in keys if key.endswith(":error")]
+        assert len(errors) == 24 - (8 << 20) // 389_120
+        marker = client.read_small(errors[0])
+        assert marker is not None and b"budget" in marker
+        assert client.metrics().allocated_bytes <= 9 << 20
+        wait_until(lambda: not client.keys(f"{RUN}/"), timeout_s=4 * ORPHAN_TTL_S)
+    put_by_hand(engine, "after", num_tokens=10)  # the engine lives
+    assert count_run_keys(master.endpoint, RUN) == 1
+    wait_until(lambda: count_run_keys(master.endpoint, RUN) == 0, timeout_s=4 * ORPHAN_TTL_S)
+
+
+def test_an_abandoned_run_leaves_nothing(stream: HiddenStateStream, master: Master, engine: Engine) -> None:
+    with pytest.raises(KeyboardInterrupt), stream:
+        for sample in stream.stream(make_requests(100, low=300, high=900)):
+            if sample.request.index == 3:
+                raise KeyboardInterrupt
+    assert stream.report().keys_left == 0
+    time.sleep(1)
+    assert count_run_keys(master.endpoint, RUN) == 0
+    assert httpx.get(f"{engine.url}/health", timeout=5).is_success
+
+
+def test_a_killed_engine_ends_the_stream_in_bounded_time(
+    stream: HiddenStateStream, master: Master, engine: Engine
+) -> None:
+    """Last: the engine does not come back."""
+
+    def requests() -> Iterator[SampleRequest]:
+        yield from make_requests(200, low=300, high=900)
+
+    started = 0.0
+    with pytest.raises(EngineError, match="not reachable"), stream:
+        for sample in stream.stream(requests()):
+            if sample.request.index == 3:
+                root = psutil.Process(engine.identity.pid)
+                for process in [*root.children(recursive=True), root]:
+                    process.kill()
+                started = time.monotonic()
+            sample.release()
+    assert time.monotonic() - started < 60
+    assert count_run_keys(master.endpoint, RUN) == 0
