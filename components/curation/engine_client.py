@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -154,21 +155,42 @@ def _retry_after_s(response: httpx.Response) -> float | None:
         return None
 
 
-async def watch_tokens(client: EngineClient, progress: Progress, *, total: int, num_done: Callable[[], int]) -> None:
+@dataclass
+class Tally:
+    """What a run has done so far; shared with its reporter."""
+
+    num_conversations: int
+    prior_tokens: float
+    """Guess of the answer tokens of one conversation, before any has finished."""
+    num_prior: int
+    """Weight of that guess, in conversations: as many as are in flight. Short answers finish first and mislead."""
+    num_done: int = 0
+    num_tokens: int = 0
+    """Answer tokens of finished requests."""
+
+    @property
+    def expected_tokens(self) -> float:
+        """Estimate of the answer tokens of the whole run."""
+        seen, weight = self.num_tokens + self.num_prior * self.prior_tokens, self.num_done + self.num_prior
+        return self.num_conversations * seen / weight
+
+
+async def watch_tokens(client: EngineClient, progress: Progress, tally: Tally) -> None:
     """Report rate and time left every few seconds until cancelled.
 
-    The rate is the engine's own token counter, because with many requests in flight answers finish in waves. The time
-    left assumes the conversations still open take as long as those finished; until the first, it is not known.
+    Tokens come from the engine's own counter where it has one, because with many requests in flight answers finish in
+    waves; else from the finished answers.
     """
-    started = time.monotonic()
-    last_time, last_tokens = started, await client.num_generated_tokens()
+    first = await client.num_generated_tokens()
+    started = last_time = time.monotonic()
+    last_tokens = 0.0
     while True:
         await asyncio.sleep(REPORT_INTERVAL_S)
-        now, tokens = time.monotonic(), await client.num_generated_tokens()
-        rate = (
-            "" if tokens is None or last_tokens is None else f"{(tokens - last_tokens) / (now - last_time):.0f} tok/s, "
-        )
-        done = num_done()
-        left = f"about {(now - started) / done * (total - done):.0f} s left" if done else "first answers pending"
-        progress(f"regenerate: {rate}{left}", done, total)
+        counter = await client.num_generated_tokens() if first is not None else None
+        tokens = float(tally.num_tokens) if counter is None or first is None else counter - first
+        now = time.monotonic()
+        rate = max(0.0, tokens - last_tokens) / (now - last_time)
+        left_s = max(0.0, tally.expected_tokens - tokens) * (now - started) / tokens if tokens > 0 else None
+        left = "first tokens pending" if left_s is None else f"about {left_s:.0f} s left"
+        progress(f"regenerate: {rate:.0f} tok/s, {left}", tally.num_done, tally.num_conversations)
         last_time, last_tokens = now, tokens

@@ -19,7 +19,7 @@ import httpx
 from components.contracts import Progress, TargetFingerprint, digest_json
 from components.curation.answer_shards import AnswerShards
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
-from components.curation.engine_client import EngineClient, RefusedError, watch_tokens
+from components.curation.engine_client import EngineClient, RefusedError, Tally, watch_tokens
 from components.curation.quarantine import Quarantine
 from components.errors import CurationError
 from components.settings import CurationSettings
@@ -93,10 +93,9 @@ class _Run:
     fingerprint: TargetFingerprint
     shards: AnswerShards
     quarantine: Quarantine = field(default_factory=Quarantine)
+    tally: Tally = field(init=False)
     num_requested: int = 0
     num_reused: int = 0
-    num_tokens: int = 0
-    num_done: int = 0
 
     async def all(
         self, conversations: Sequence[Conversation], client: EngineClient, progress: Progress
@@ -105,9 +104,8 @@ class _Run:
         limits = httpx.Limits(max_connections=self.settings.requests_in_flight + 1)
         async with client.session(limits):
             version = await client.version()
-            reporter = asyncio.create_task(
-                watch_tokens(client, progress, total=len(conversations), num_done=lambda: self.num_done)
-            )
+            self.tally = self._new_tally(conversations)
+            reporter = asyncio.create_task(watch_tokens(client, progress, self.tally))
             try:
                 answered = await self._gather(conversations, client)
             finally:
@@ -121,11 +119,17 @@ class _Run:
             quarantine=self.quarantine,
             num_requested=self.num_requested,
             num_reused=self.num_reused,
-            num_tokens=self.num_tokens,
+            num_tokens=self.tally.num_tokens,
             duration_s=time.monotonic() - started,
             engine_version=version,
             exact_tokens=all(answer.token_ids for item in kept for answer in item.answers),
         )
+
+    def _new_tally(self, conversations: Sequence[Conversation]) -> Tally:
+        turns = sum(len(conversation.user_turns) for conversation in conversations)
+        # Half of the limit: truncated answers end a conversation, so later turns seldom all come.
+        prior = 0.5 * self.settings.max_answer_tokens * turns / max(1, len(conversations))
+        return Tally(len(conversations), prior_tokens=prior, num_prior=self.settings.requests_in_flight)
 
     async def _gather(
         self, conversations: Sequence[Conversation], client: EngineClient
@@ -137,7 +141,7 @@ class _Run:
         async def worker() -> None:
             for index, conversation in queue:
                 results[index] = await self._converse(conversation, client)
-                self.num_done += 1
+                self.tally.num_done += 1
 
         workers = [asyncio.create_task(worker()) for _ in range(self.settings.requests_in_flight)]
         try:
@@ -184,7 +188,7 @@ class _Run:
         answer = await client.complete(request, temperature=temperature)
         self.shards.append(key, answer)
         self.num_requested += 1
-        self.num_tokens += answer.num_tokens
+        self.tally.num_tokens += answer.num_tokens
         return answer
 
     def _check_refusals(self, num_conversations: int) -> None:

@@ -199,3 +199,18 @@ def test_git_lfs_pointers_are_quarantined(tmp_path: Path) -> None:
     (family / "samples.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
     rows = list(_evals_family(family, 0))
     assert [type(row) for _, row in rows] == [BadRowError]
+
+
+def test_hugging_face_datasets_are_streamed_from_wherever_they_lie(tmp_path: Path) -> None:
+    answer = {"from": "gpt", "value": "A."}
+    rows = [{"conversations": [{"from": "human", "value": f"Question {n}?"}, answer]} for n in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"name": "hub", "kind": "huggingface", "repo_id": str(tmp_path), "column": "conversations"}
+    found = sorted(c.user_turns[0] for c in load_conversations(settings(source)))
+    assert found == sorted(f"Question {n}?" for n in range(40) if not is_held_out(f"Question {n}?"))
+
+
+def test_a_dataset_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    source = {"name": "hub", "kind": "huggingface", "repo_id": str(tmp_path / "nothing")}
+    with pytest.raises(CurationError, match="cannot load the data set of source 'hub'"):
+        list(load_conversations(settings(source)))
