@@ -277,6 +277,9 @@ class SpeedPoint(Record):
     ttft_p99_ms: float
     itl_p50_ms: float
     itl_p99_ms: float
+    round_tokens_per_s: tuple[float, ...] = Field(
+        default=(), description="output_tokens_per_s of each interleaved round, in order: how noisy the machine was"
+    )
 
 
 class ArmReport(Record):

@@ -153,6 +153,7 @@ def speed_point(concurrency: int, rounds: Sequence[Round]) -> SpeedPoint:
         ttft_p99_ms=median_of(99, ttft),
         itl_p50_ms=median_of(50, itl),
         itl_p99_ms=median_of(99, itl),
+        round_tokens_per_s=tuple(r.output_tokens_per_s for r in rounds),
     )
 
 

@@ -36,6 +36,7 @@ def test_speed_point_takes_medians_over_rounds() -> None:
     assert point.output_tokens_per_s == 80
     assert point.ttft_p50_ms == 20
     assert point.num_requests == 6
+    assert point.round_tokens_per_s == (100, 1, 80)
 
 
 def test_arms_alternate_and_turn_round(engine: Any) -> None:
