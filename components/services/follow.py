@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 import time
+import uuid
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import FrameType
@@ -22,6 +23,8 @@ from components.errors import ConfigError, ServiceError, run_main
 from components.services.endpoints import load_endpoints
 
 POLL_S = 1.0
+RETRY_EVERY_S = 0.5
+BUSY = frozenset({408, 429, 502, 503, 504})
 PROGRESS_EVERY_S = 10.0
 CANCEL_TIMEOUT_S = 120.0
 LOG_PAGE = 200
@@ -35,10 +38,13 @@ class PrefectApi:
 
     Args:
         url: ends in /api.
+        patience_s: how long a server that is away or busy is asked again. On SQLite, Prefect answers 503 when two
+            writers meet, and its own client asks again as well; a server that died is back within half a minute.
         transport: for tests; None uses the network.
     """
 
-    def __init__(self, url: str, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, *, patience_s: float = 45.0, transport: httpx.BaseTransport | None = None) -> None:
+        self._patience_s = patience_s
         self._client = httpx.Client(base_url=url, timeout=30, transport=transport)
         self._flow_names: dict[str, str] = {}
 
@@ -54,7 +60,11 @@ class PrefectApi:
         known = found["parameter_openapi_schema"].get("properties", {})
         if unknown := sorted(parameters.keys() - known.keys()):
             raise ConfigError(f"{deployment} has no such parameter", got=unknown[0], expected=", ".join(known))
-        body = {"parameters": {**found["parameters"], **parameters}, "state": {"type": "SCHEDULED"}}
+        body = {
+            "parameters": {**found["parameters"], **parameters},
+            "state": {"type": "SCHEDULED"},
+            "idempotency_key": uuid.uuid4().hex,  # a call that is tried again must not start a second run
+        }
         run: dict[str, Any] = self._call("POST", f"/deployments/{found['id']}/create_flow_run", body=body)
         return run
 
@@ -97,10 +107,12 @@ class PrefectApi:
         self._call("POST", f"/flow_runs/{run_id}/set_state", body={"state": {"type": "CANCELLING"}})
 
     def _call(self, method: str, path: str, *, body: object = None, missing: str | None = None) -> Any:
-        try:
-            response = self._client.request(method, path, json=body)
-        except httpx.HTTPError as error:
-            raise ServiceError("the Prefect server does not answer", got=error, fix="Run make up.") from None
+        deadline_s = time.monotonic() + self._patience_s
+        while True:
+            response = self._request(method, path, body=body, last_try=time.monotonic() >= deadline_s)
+            if response is not None:
+                break
+            time.sleep(RETRY_EVERY_S)
         if response.status_code == httpx.codes.NOT_FOUND and missing is not None:
             raise ServiceError(missing, fix="prefect deployment ls shows the known ones.")
         if not response.is_success:
@@ -108,6 +120,16 @@ class PrefectApi:
                 "the Prefect server refused a call", got=f"{response.status_code} for {path}: {response.text[:300]}"
             )
         return response.json()
+
+    def _request(self, method: str, path: str, *, body: object, last_try: bool) -> httpx.Response | None:
+        """The answer, or None where trying again is worth it: no connection, or a server that is busy just now."""
+        try:
+            response = self._client.request(method, path, json=body)
+        except httpx.TransportError as error:
+            if not last_try:
+                return None
+            raise ServiceError("the Prefect server does not answer", got=error, fix="Run make up.") from None
+        return None if response.status_code in BUSY and not last_try else response
 
 
 @dataclass

@@ -103,6 +103,8 @@ def _prefect_environment(api_url: str, *, state_dir: Path) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # The worker asks for work every 10 s by default: half of that, on average, is lost before each run.
         "PREFECT_WORKER_QUERY_SECONDS": "2",
+        # On SQLite the server answers 503 when two writers meet; its clients ask again, by default only five times.
+        "PREFECT_CLIENT_MAX_RETRIES": "10",
         # What components log (they know nothing of Prefect) appears in the run's log as well.
         "PREFECT_LOGGING_EXTRA_LOGGERS": "components",
         "PREFECT_LOGGING_COLORS": "false",

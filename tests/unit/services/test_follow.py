@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from components.errors import ConfigError, ServiceError
+from components.services import follow
 from components.services.follow import LogFollower, PrefectApi, _parse_parameters
 
 FLOWS = {"f1": "drafter-lifecycle", "f2": "curate-data"}
@@ -106,8 +107,31 @@ def test_a_server_that_does_not_answer_is_a_service_error() -> None:
     def refuse(_request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
+    api = PrefectApi("http://prefect/api", patience_s=0, transport=httpx.MockTransport(refuse))
     with pytest.raises(ServiceError, match=r"does not answer.*Run make up"):
-        PrefectApi("http://prefect/api", transport=httpx.MockTransport(refuse)).read_run("run1")
+        api.read_run("run1")
+
+
+def test_a_busy_server_is_asked_again_and_starts_one_run_only(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RETRY_EVERY_S", 0.01)
+    keys: list[str] = []
+
+    def busy_twice(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/create_flow_run"):
+            keys.append(json.loads(request.content)["idempotency_key"])
+            if len(keys) < 3:
+                return httpx.Response(503, json={"exception_message": "Service Unavailable"})
+        return server(request)
+
+    api = PrefectApi("http://prefect/api", transport=httpx.MockTransport(busy_twice))
+    assert api.create_run("drafter-lifecycle/demo", parameters={})["id"] == "run1"
+    assert len(keys) == 3 and len(set(keys)) == 1
+
+
+def test_a_server_that_stays_busy_is_a_service_error() -> None:
+    transport = httpx.MockTransport(lambda _request: httpx.Response(503, text="Service Unavailable"))
+    with pytest.raises(ServiceError, match="refused a call; got 503"):
+        PrefectApi("http://prefect/api", patience_s=0, transport=transport).read_run("run1")
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "7"])
