@@ -5,8 +5,17 @@ from __future__ import annotations
 from prefect import flow
 
 from components.reporting.report import LifecycleReport
+from flows.watch_target import watch_target
 from tasks.loop import open_loop
-from tasks.second_act import finetune, publish, quantize, second_act_report, wait_for_change
+from tasks.second_act import (
+    LIFECYCLE_TIMEOUT_S,
+    change_report,
+    finetune,
+    publish,
+    quantize,
+    second_act_report,
+    wait_for_run,
+)
 from tasks.targets import SOURCE, find_target
 
 
@@ -19,9 +28,11 @@ def demo_target_change(recipe: str = "demo", budget: str | None = "change") -> L
         budget: overlay the lifecycles run with.
     """
     with open_loop(recipe, budget=budget) as loop:
-        source = find_target(loop, SOURCE)
+        source = find_target(loop, SOURCE, publish=False)
         changes = []
         for name, make in (("INT8 W8A8 quantization", quantize), ("fine-tune on human chats", finetune)):
-            publish(loop, make(loop, source))
-            changes.append(wait_for_change(loop, name))
+            published_at = publish(loop, make(loop, source))
+            seen = watch_target(recipe, budget)
+            wait_for_run(seen.lifecycle_run_id, timeout_s=LIFECYCLE_TIMEOUT_S)
+            changes.append(change_report(loop, name, seen, published_at))
         return second_act_report(loop, source, changes)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from components.training.job import TrainingResult
 from prefect import flow
 
 from components.contracts import CheckpointRef
+from components.training.job import TrainingResult
 from tasks.evaluation import (
     GateOutcome,
     decide_gate,
@@ -26,12 +26,14 @@ def gate_drafter(
     target: str = PUBLISHED,
     checkpoint: CheckpointRef | None = None,
     untrained: CheckpointRef | None = None,
+    compare_champion: bool = True,
 ) -> GateOutcome:
     """Candidate, champion (if any) and no draft over held-out prompts; then the written decision.
 
     Args:
         recipe, budget, target: as in `curate_data`.
         checkpoint: candidate; None takes the latest training's.
+        compare_champion: measure the champion too; a re-bound drafter is its own champion, so there it is left out.
         untrained: the candidate before its first step, measured on a few prompts for the report.
     """
     with open_loop(recipe, budget=budget) as loop:
@@ -39,7 +41,7 @@ def gate_drafter(
         if checkpoint is None:
             training = loop.recall("training", TrainingResult)
             checkpoint, untrained = training.checkpoint, training.untrained
-        champion = find_champion(loop)
+        champion = find_champion(loop) if compare_champion else None
         arms = serve_arms(loop, found, checkpoint, champion.checkpoint if champion else None)
         measured = {arm.arm: measure_arm(loop, arm) for arm in arms}
         if untrained is not None:

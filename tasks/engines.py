@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.contracts import CheckpointRef, TargetRef
+from components.contracts import CheckpointRef, Release, TargetRef
 from components.hidden_states.launch import extraction_args
 from components.serving.command import EngineSpec, resolve_device
 from components.serving.engine import Engine
 from tasks.loop import Loop
+
+
+def plain_key(target: TargetRef) -> str:
+    """Key of the engine that serves the target with no drafter."""
+    return f"plain/{target.fingerprint.digest}"
 
 
 def plain_engine(loop: Loop, target: TargetRef) -> Engine:
@@ -17,7 +22,7 @@ def plain_engine(loop: Loop, target: TargetRef) -> Engine:
     def make_spec(port: int) -> EngineSpec:
         return _spec(loop, target, name="plain", port=port)
 
-    return loop.engines.start(f"plain/{target.fingerprint.digest}", make_spec, fingerprint=target.fingerprint)
+    return loop.engines.start(plain_key(target), make_spec, fingerprint=target.fingerprint)
 
 
 def drafting_engine(
@@ -28,13 +33,35 @@ def drafting_engine(
     def make_spec(port: int) -> EngineSpec:
         return _spec(loop, target, name=name, port=port, checkpoint=checkpoint)
 
-    key = f"draft/{target.fingerprint.digest}/{checkpoint.digest}"
+    key = _drafting_key(target, checkpoint)
     return loop.engines.start(key, make_spec, fingerprint=target.fingerprint, allow_unbound=allow_unbound)
+
+
+def released_key(release: Release) -> str:
+    """Key of the engine that serves a release as production does: with its speculative schedule, if it has one."""
+    key = _drafting_key(release.target, release.checkpoint)
+    return f"{key}/{release.speculative_schedule}" if release.speculative_schedule else key
+
+
+def released_engine(loop: Loop, release: Release) -> Engine:
+    """Start (or find) the engine that serves a release the way it will be in production."""
+
+    def make_spec(port: int) -> EngineSpec:
+        return _spec(
+            loop,
+            release.target,
+            name=f"v{release.version}",
+            port=port,
+            checkpoint=release.checkpoint,
+            schedule=release.speculative_schedule,
+        )
+
+    return loop.engines.start(released_key(release), make_spec, fingerprint=release.target.fingerprint)
 
 
 def stop_drafting_engine(loop: Loop, target: TargetRef, checkpoint: CheckpointRef) -> None:
     """Stop the engine `drafting_engine` started for this pair."""
-    loop.engines.stop(f"draft/{target.fingerprint.digest}/{checkpoint.digest}")
+    loop.engines.stop(_drafting_key(target, checkpoint))
 
 
 def extraction_key(target: TargetRef, stream_run_id: str) -> str:
@@ -59,6 +86,10 @@ def extraction_engine(loop: Loop, target: TargetRef, *, stream_run_id: str, num_
     return loop.engines.start(extraction_key(target, stream_run_id), make_spec, fingerprint=target.fingerprint)
 
 
+def _drafting_key(target: TargetRef, checkpoint: CheckpointRef) -> str:
+    return f"draft/{target.fingerprint.digest}/{checkpoint.digest}"
+
+
 def _spec(
     loop: Loop,
     target: TargetRef,
@@ -66,6 +97,7 @@ def _spec(
     name: str,
     port: int,
     checkpoint: CheckpointRef | None = None,
+    schedule: tuple[tuple[int, int, int], ...] = (),
     extra_args: tuple[str, ...] = (),
     extra_env: dict[str, str] | None = None,
 ) -> EngineSpec:
@@ -77,6 +109,7 @@ def _spec(
         port=port,
         device=resolve_device(loop.recipe.engine),
         checkpoint=checkpoint,
+        schedule=schedule,
         extra_args=extra_args,
         extra_env=extra_env or {},
     )

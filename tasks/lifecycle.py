@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from components.training.job import TrainingResult
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
@@ -28,7 +27,9 @@ from components.evaluation.measure import acceptance_length
 from components.reporting.render import markdown, write_report
 from components.reporting.report import CurvePoint, LifecycleReport, orchestration_share
 from components.targets.changes import MeasuredPolicy, policy_after_measurement
+from components.training.job import TrainingResult
 from tasks.artifacts import publish_image, publish_markdown
+from tasks.engines import stop_drafting_engine
 from tasks.evaluation import GateOutcome
 from tasks.loop import Loop
 from tasks.registry import registry_of
@@ -89,6 +90,7 @@ def decide_action(loop: Loop, change: TargetChange, champion: Release, measured:
 @task(name="re-bind champion", cache_policy=NO_CACHE)
 def rebind_champion(loop: Loop, target: TargetRef, champion: Release) -> CheckpointRef:
     """Same weights, new fingerprint: a new candidate that still has to pass gate and canary."""
+    stop_drafting_engine(loop, target, champion.checkpoint)  # the same weights are served again under the new binding
     return rebind_checkpoint(champion.checkpoint, target=target, destination=loop.run_dir / "rebound")
 
 
@@ -127,9 +129,12 @@ def _build(loop: Loop, story: Story) -> LifecycleReport:
         canary=story.canary,
         release=gate.release if gate else None,
         peak_memory_mib=loop.memory.peak_mib,
-        urls={"Prefect": loop.endpoints.prefect_api_url.removesuffix("/api"), "MLflow": loop.endpoints.mlflow_url},
+        urls=loop.urls,
         change=story.change,
+        action=story.policy.action if story.policy else story.change.action,
         policy_reason=story.policy.reason if story.policy else None,
+        champion=story.champion,
+        remeasured_acceptance_length=story.policy.new_acceptance_length if story.policy else None,
         outcome=story.outcome,
     )
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from prefect.runtime import flow_run
 
 from components.contracts import Record, StageTiming, now_utc
-from components.errors import ConfigError, DSparkError
+from components.errors import ConfigError, DSparkError, ServiceError
 from components.reporting.memory import MemorySampler
 from components.services.endpoints import Endpoints, load_endpoints, load_settings, service_pids
 from components.serving.pool import EnginePool
@@ -49,6 +49,27 @@ class Loop:
     def model_name(self) -> str:
         """Registered model's name in MLflow."""
         return f"{self.recipe.target.name}-drafter"
+
+    @property
+    def supervisor_pid(self) -> int:
+        """Process that owns what must outlive this run.
+
+        Raises:
+            ServiceError: something else than `make up` supervises the services.
+        """
+        pids = service_pids()
+        if not pids:
+            raise ServiceError("no supervisor to hand the engine to", fix="Start the services with make up.")
+        return pids[0]
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Addresses a person opens or talks to."""
+        return {
+            "Prefect": self.endpoints.prefect_api_url.removesuffix("/api"),
+            "MLflow": self.endpoints.mlflow_url,
+            "chat completions": f"{self.endpoints.haproxy_url}/v1/chat/completions",
+        }
 
     @contextmanager
     def stage(self, name: str) -> Iterator[StageClock]:

@@ -11,19 +11,22 @@ from prefect.logging import get_run_logger
 from components.contracts import ArmEndpoint, CanaryReport, CanaryStep, Release
 from components.evaluation.prompts import load_prompts
 from components.reporting.plots import canary_weights
-from components.serving.rollout import run_canary
+from components.serving.production import ProductionEngine, put_into_production
+from components.serving.rollout import BaselineKind, run_canary
 from components.serving.splitter import Splitter
-from tasks.artifacts import markdown_table, publish_image, publish_markdown
-from tasks.engines import drafting_engine, plain_engine
+from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
+from tasks.engines import plain_engine, plain_key, released_engine, released_key
 from tasks.loop import Loop
 
 
 @task(name="canary", cache_policy=NO_CACHE, timeout_seconds=24 * 3600)
 def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryReport:
     """Shift traffic to the challenger step by step, or back at the first bad sign; never retried by itself."""
-    baseline_kind, baseline = _baseline(loop, release, champion)
+    loop.engines.keep_only({released_key(release), plain_key(release.target)})  # the gate's other engines are done
+    candidate = released_engine(loop, release)
+    kind, baseline = _baseline(loop, release, champion)
     with loop.stage("engine start"):
-        candidate = drafting_engine(loop, release.target, release.checkpoint, name="candidate").wait_ready()
+        candidate.wait_ready()
     log = get_run_logger()
 
     def on_step(step: CanaryStep) -> None:
@@ -41,29 +44,59 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
             splitter=Splitter(Path(loop.endpoints.haproxy_socket), frontend_url=loop.endpoints.haproxy_url),
             candidate=candidate.endpoint("candidate"),
             baseline=baseline,
-            baseline_kind=baseline_kind,
+            baseline_kind=kind,
             candidate_digest=release.checkpoint.digest,
             prompts=[list(prompt.messages) for prompt in load_prompts(loop.recipe.evaluation)],
             settings=loop.recipe.canary,
             gate_acceptance_length=release.acceptance_length,
             model=release.target.name,
+            schedule=release.speculative_schedule,
             on_step=on_step,
+            progress=progress_reporter("canary"),
         )
     canary.write(loop.run_dir / "canary_report.json")
     _publish(loop, canary)
     return canary
 
 
-def _baseline(loop: Loop, release: Release, champion: Release | None) -> tuple[str, ArmEndpoint]:
-    """The champion where it is bound to this target, else no draft: speculation off is always the last rung."""
-    if champion is not None and champion.target.fingerprint == release.target.fingerprint:
-        engine = drafting_engine(loop, champion.target, champion.checkpoint, name="champion")
-        kind = "champion"
+@task(name="keep serving", cache_policy=NO_CACHE)
+def keep_serving(loop: Loop, release: Release, canary: CanaryReport) -> None:
+    """What won keeps answering when this run has ended, owned by the services; `make down` ends it."""
+    if canary.promoted:
+        key = released_key(release)
+    elif ProductionEngine.find(_production_dir(loop)) is not None:
+        return  # the baseline was the engine in production, and stays it
     else:
-        engine, kind = plain_engine(loop, release.target), "no_draft"
+        key = plain_key(release.target)
+    engine = loop.engines.hand_over(key)
+    put_into_production(
+        engine,
+        fingerprint=release.target.fingerprint,
+        folder=_production_dir(loop),
+        owner_pid=loop.supervisor_pid,
+    )
+    get_run_logger().info("in production at %s: %s", loop.urls["chat completions"], canary.reason)
+
+
+def _baseline(loop: Loop, release: Release, champion: Release | None) -> tuple[BaselineKind, ArmEndpoint]:
+    """The champion where it is bound to this target, else no draft: speculation off is always the last rung."""
+    same = champion is not None and champion.target.fingerprint == release.target.fingerprint
+    digest = champion.checkpoint.digest if champion is not None and same else None
+    kind: BaselineKind = "champion" if same else "no_draft"
+    production = ProductionEngine.find(_production_dir(loop))
+    if production is not None and production.serves(fingerprint=release.target.fingerprint, checkpoint_digest=digest):
+        return kind, production.endpoint
+    if champion is not None and same:
+        engine = released_engine(loop, champion)
+    else:
+        engine = plain_engine(loop, release.target)
     with loop.stage("engine start"):
         engine.wait_ready()
     return kind, engine.endpoint("baseline")
+
+
+def _production_dir(loop: Loop) -> Path:
+    return loop.state_dir / "run"
 
 
 def _publish(loop: Loop, canary: CanaryReport) -> None:

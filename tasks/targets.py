@@ -42,8 +42,11 @@ def watched_path(recipe: Recipe, state_dir: Path) -> Path | None:
     retry_condition_fn=is_transient,
     timeout_seconds=6 * 3600,
 )
-def find_target(loop: Loop, which: str) -> TargetRef:
-    """The target in use: 'published' (what the watch looks at), 'source' (the recipe's own), or a folder."""
+def find_target(loop: Loop, which: str, *, publish: bool = True) -> TargetRef:
+    """The target in use: 'published' (what the watch looks at), 'source' (the recipe's own), or a folder.
+
+    A package's target is published when it is resolved, so that the watch has something to look at.
+    """
     recipe, watched = loop.recipe, watched_path(loop.recipe, loop.state_dir)
     with loop.stage("find target"):
         if which not in (PUBLISHED, SOURCE):
@@ -53,7 +56,7 @@ def find_target(loop: Loop, which: str) -> TargetRef:
         target = resolve_target(
             recipe.target, cache_dir=loop.state_dir, engine=recipe.engine, progress=progress_reporter("find target")
         )
-        if watched is not None and not recipe.watch.path:  # a place the user named is the user's to write
+        if publish and watched is not None and not recipe.watch.path:  # a place the user named is the user's to write
             publish_target(Path(target.path), watched=watched)
         return target
 

@@ -6,8 +6,6 @@ import json
 import uuid
 from pathlib import Path
 
-from components.training.job import TrainingJob, TrainingResult
-from components.training.launch import run_trainer
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
@@ -16,6 +14,8 @@ from components.contracts import CheckpointRef, DatasetRef, TargetRef
 from components.errors import FingerprintMismatchError
 from components.hidden_states.store import sweep_run
 from components.serving.command import resolve_device
+from components.training.job import TrainingJob, TrainingResult
+from components.training.launch import run_trainer
 from tasks.engines import extraction_engine, extraction_key
 from tasks.loop import Loop
 

@@ -9,8 +9,15 @@ from prefect.deployments import run_deployment
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
-from components.contracts import TargetChange, append_line
+from components.contracts import Record, TargetChange, append_line
 from tasks.loop import Loop
+
+
+class WatchOutcome(Record):
+    """What the watch saw, and the lifecycle run that takes care of it, if any."""
+
+    change: TargetChange
+    lifecycle_run_id: str | None
 
 
 @task(name="start lifecycle", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=5)

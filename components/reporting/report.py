@@ -76,7 +76,10 @@ class LifecycleReport(Record):
     budget: str | None = None
     target: TargetRef
     change: TargetChange | None = Field(default=None, description="against the target the champion is bound to")
+    action: ChangeAction | None = Field(default=None, description="what was done: rebind, retrain, or nothing measured")
     policy_reason: str | None = Field(default=None, description="what the re-measurement said and which rule followed")
+    champion: Release | None = Field(default=None, description="in service when the run began")
+    remeasured_acceptance_length: float | None = Field(default=None, description="of that champion on this target")
     stages: tuple[StageTiming, ...]
     total_s: float
     orchestration_share: float = Field(description="wall time outside all stages / total, 0 to 1")

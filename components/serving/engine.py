@@ -155,6 +155,17 @@ class Engine:
         _stop_session(self._process)
         _running.discard(self)
 
+    def hand_over(self, owner_pid: int) -> EngineIdentity:
+        """Let the engine live on with another process, e.g. the services' supervisor; `stop_engine` ends it there.
+
+        Raises:
+            EngineError: the engine or the new owner is gone.
+        """
+        identity = self.identity
+        _own(_owner_file(self.log_path), owner_pid)
+        _running.discard(self)
+        return identity
+
     def __enter__(self) -> Self:
         return self
 
@@ -352,12 +363,11 @@ def _part(fingerprint: TargetFingerprint | None, part: str) -> str | None:
 def _start_guarded(
     command: list[str], environment: dict[str, str], *, log_path: Path, owner_pid: int
 ) -> subprocess.Popen[bytes]:
-    owner_start = guard.process_start(owner_pid)
-    if owner_start is None:
-        raise EngineError("the process that should own the engine is gone", got=f"pid {owner_pid}")
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    owner_file = _owner_file(log_path)
+    _own(owner_file, owner_pid)
     # -I: the guard's own folder must not shadow the standard library, nor the parent's PYTHONPATH slow it down.
-    prefix = [sys.executable, "-I", str(guard.__file__), str(owner_pid), str(owner_start), str(STOP_GRACE_S)]
+    prefix = [sys.executable, "-I", str(guard.__file__), str(owner_file), str(STOP_GRACE_S)]
     with log_path.open("wb") as log:
         return subprocess.Popen(
             prefix + command,
@@ -367,6 +377,17 @@ def _start_guarded(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def _owner_file(log_path: Path) -> Path:
+    return log_path.resolve().with_name(log_path.name + ".owner")
+
+
+def _own(owner_file: Path, pid: int) -> None:
+    try:
+        guard.write_owner(owner_file, pid)
+    except ProcessLookupError:
+        raise EngineError("the process that should own the engine is gone", got=f"pid {pid}") from None
 
 
 def _stop_session(process: subprocess.Popen[bytes]) -> None:

@@ -1,6 +1,9 @@
 """Runs one command and makes sure that nothing of it outlives its owner. Standard library only.
 
-    python -I guard.py OWNER_PID OWNER_START GRACE_S COMMAND...
+    python -I guard.py OWNER_FILE GRACE_S COMMAND...
+
+OWNER_FILE holds the owner's pid and start time; it is read again and again, so a process can hand its engine over to
+another one by writing that one's identity into it.
 
 The guard leads a session of its own, adopts orphans of that session (Linux subreaper), and ends everything in it when
 the command ends, when it gets SIGTERM or SIGINT, or when the owner is gone, even by SIGKILL. PR_SET_PDEATHSIG on the
@@ -67,9 +70,28 @@ def _die_with_guard() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
+def write_owner(owner_file: Path, pid: int) -> None:
+    """Make `pid` the owner, in one step. Raises ProcessLookupError when there is no such process."""
+    start = process_start(pid)
+    if start is None:
+        raise ProcessLookupError(f"no process {pid}")
+    temporary = owner_file.with_name(owner_file.name + ".new")
+    temporary.write_text(f"{pid} {start}\n")
+    temporary.replace(owner_file)
+
+
+def _owner_lives(owner_file: Path) -> bool:
+    """False as well when the file is gone: whoever removed it wants the engine gone, and no owner is left to end it."""
+    try:
+        pid, start = owner_file.read_text().split()
+    except FileNotFoundError:
+        return False
+    return process_start(int(pid)) == int(start)
+
+
 def main(arguments: list[str]) -> int:
     """Run the command until it ends, a signal comes or the owner is gone; leave no process behind."""
-    owner_pid, owner_start, grace_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
+    owner_file, grace_s = Path(arguments[0]), float(arguments[1])
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     asked: list[int] = []
 
@@ -79,8 +101,8 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, ask)
     # The guard is single-threaded, so the thread that PDEATHSIG watches is the guard itself.
-    child = subprocess.Popen(arguments[3:], preexec_fn=_die_with_guard)
-    while child.poll() is None and not asked and process_start(owner_pid) == owner_start:
+    child = subprocess.Popen(arguments[2:], preexec_fn=_die_with_guard)
+    while child.poll() is None and not asked and _owner_lives(owner_file):
         time.sleep(POLL_S)
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -67,6 +67,11 @@ class EnginePool:
             engine = self._engines.pop(key, None)
         if engine is not None:
             engine.stop()
+
+    def keep_only(self, keys: Collection[str]) -> None:
+        """Stop every engine but those of `keys`: memory and cores for what comes next."""
+        for key in [key for key in self._engines if key not in keys]:
+            self.stop(key)
 
     def hand_over(self, key: str) -> Engine:
         """Take an engine out of the pool, still running; whoever called owns it from now on."""

@@ -120,15 +120,15 @@ time.sleep(60)
 """
 
 
-def start_guard(owner_pid: int, *command: str) -> subprocess.Popen[str]:
-    start = guard.process_start(owner_pid)
-    arguments = [sys.executable, "-I", str(guard.__file__), str(owner_pid), str(start), "0.5", *command]
+def start_guard(owner_file: Path, owner_pid: int, *command: str) -> subprocess.Popen[str]:
+    guard.write_owner(owner_file, owner_pid)
+    arguments = [sys.executable, "-I", str(guard.__file__), str(owner_file), "0.5", *command]
     return subprocess.Popen(arguments, start_new_session=True, stdout=subprocess.PIPE, text=True)
 
 
-def test_guard_ends_what_ignores_signals_and_left_its_session() -> None:
+def test_guard_ends_what_ignores_signals_and_left_its_session(tmp_path: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    with start_guard(owner.pid, sys.executable, "-c", STUBBORN) as watched:
+    with start_guard(tmp_path / "owner", owner.pid, sys.executable, "-c", STUBBORN) as watched:
         assert watched.stdout is not None and watched.stdout.readline() == "up\n"
         members = guard.session_members(watched.pid)
         assert len(members) == 2
@@ -138,13 +138,35 @@ def test_guard_ends_what_ignores_signals_and_left_its_session() -> None:
     assert [pid for pid in members if guard.process_start(pid) is not None] == []
 
 
-def test_guard_passes_on_the_exit_code() -> None:
-    with start_guard(os.getpid(), sys.executable, "-c", "raise SystemExit(7)") as watched:
+def test_guard_passes_on_the_exit_code(tmp_path: Path) -> None:
+    with start_guard(tmp_path / "owner", os.getpid(), sys.executable, "-c", "raise SystemExit(7)") as watched:
         assert watched.wait(timeout=10) == 7
 
 
-def test_guard_of_a_recycled_pid_ends_at_once() -> None:
-    arguments = [sys.executable, "-I", str(guard.__file__), str(os.getpid()), "1", "0.5", "sleep", "60"]
+def test_guard_of_a_recycled_pid_ends_at_once(tmp_path: Path) -> None:
+    owner_file = tmp_path / "owner"
+    owner_file.write_text(f"{os.getpid()} 1\n")
+    arguments = [sys.executable, "-I", str(guard.__file__), str(owner_file), "0.5", "sleep", "60"]
     begin = time.monotonic()
     subprocess.run(arguments, start_new_session=True, timeout=20, check=False)
     assert time.monotonic() - begin < 10
+
+
+def test_guard_follows_a_new_owner(tmp_path: Path) -> None:
+    first, second = (subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2))
+    with start_guard(tmp_path / "owner", first.pid, sys.executable, "-c", STUBBORN) as watched:
+        assert watched.stdout is not None and watched.stdout.readline() == "up\n"
+        guard.write_owner(tmp_path / "owner", second.pid)
+        first.kill()
+        first.wait()
+        with pytest.raises(subprocess.TimeoutExpired):
+            watched.wait(timeout=1.0)
+        second.kill()
+        assert watched.wait(timeout=10) == 128 + signal.SIGKILL
+    second.wait()
+
+
+def test_guard_ends_when_nobody_owns_it_any_more(tmp_path: Path) -> None:
+    with start_guard(tmp_path / "owner", os.getpid(), sys.executable, "-c", "import time; time.sleep(60)") as watched:
+        (tmp_path / "owner").unlink()
+        assert watched.wait(timeout=10) == 128 + signal.SIGTERM
