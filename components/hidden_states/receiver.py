@@ -12,12 +12,10 @@ import threading
 import time
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from components.contracts import TargetFingerprint
 from components.errors import EngineError, FingerprintMismatchError, StoreError, StreamError
 from components.hidden_states.buffers import Credits, Region, Ring
 from components.hidden_states.checks import (
@@ -29,10 +27,13 @@ from components.hidden_states.checks import (
     check_token_ids,
 )
 from components.hidden_states.extraction_client import ExtractionClient
+from components.hidden_states.sample import Arrival, Identity, Sample, SampleRequest
 from components.hidden_states.statistics import StreamStatistics
 from components.hidden_states.store import StoreClient
 from components.hidden_states.wire import Layout, error_key, layout, sample_name, store_key, unpack_header
 from components.settings import StreamSettings
+
+__all__ = ["Receiver", "SampleRequest"]
 
 _TICK_S = 0.2
 _OBSERVE_EVERY_S = 0.5
@@ -41,60 +42,6 @@ _FIRST_POLL_S, _LONGEST_POLL_S = 0.001, 0.02
 _APPEAR_TIMEOUT_S = 30.0  # the response comes before the write; a writer that neither wrote nor marked by then will not
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 5.0
 _HOPELESS = {"layers", "dtype", "fingerprint"}  # settings, not accidents: a retry gives the same
-
-
-@dataclass(frozen=True, eq=False)
-class SampleRequest:
-    """One sample to stream.
-
-    Args:
-        index: its place in the epoch's order, for the record.
-        sample_id: its name in the dataset.
-        token_ids: int32 (T,).
-        loss_mask: bool (T,); True where the token is supervised (the target wrote it).
-        greedy: whether the supervised tokens were generated at temperature 0; None: not known.
-    """
-
-    index: int
-    sample_id: str
-    token_ids: np.ndarray
-    loss_mask: np.ndarray
-    greedy: bool | None = None
-
-
-class Sample:
-    """A checked sample. `states_TLH` is a view of a reader buffer (bfloat16), valid until `release()`."""
-
-    def __init__(self, request: SampleRequest, states_TLH: torch.Tensor, *, ring: Ring, region: Region) -> None:
-        self.request = request
-        self.states_TLH = states_TLH
-        self._ring = ring
-        self._region = region
-
-    def release(self) -> None:
-        """Give the buffer back; releasing twice does no harm."""
-        self._ring.release(self._region)
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What every sample of this reader has to carry."""
-
-    run_id: str
-    consumer: str
-    fingerprint: TargetFingerprint
-    layer_ids: tuple[int, ...]
-    hidden_size: int
-
-
-@dataclass
-class Arrival:
-    """A sample on its way: its credits are taken; `future` is None when it is too large ever to be sent."""
-
-    request: SampleRequest
-    serial: int
-    place: Layout
-    future: Future[int] | None
 
 
 class Receiver:

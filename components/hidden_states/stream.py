@@ -26,7 +26,8 @@ from components.errors import DSparkError, StreamError
 from components.hidden_states.checks import LayerVariance, LmHead, LmHeadCheck
 from components.hidden_states.extraction_client import ExtractionClient
 from components.hidden_states.launch import extraction_layer_ids
-from components.hidden_states.receiver import Arrival, Identity, Receiver, Sample, SampleRequest
+from components.hidden_states.receiver import Receiver
+from components.hidden_states.sample import Arrival, Identity, Sample, SampleRequest
 from components.hidden_states.statistics import StreamStatistics
 from components.hidden_states.store import StoreClient, sweep_run
 from components.hidden_states.wire import budget_split, checked_name, run_prefix
@@ -96,6 +97,7 @@ class HiddenStateStream:
         self._statistics = StreamStatistics(budget_bytes=settings.budget_mib << 20)
         self._stop = threading.Event()
         self._open = False
+        self._is_passing = False
         self._keys_left = 0
         self._num_fed = 0
         self._metrics_at = 0.0
@@ -142,15 +144,19 @@ class HiddenStateStream:
     def stream(self, requests: Iterable[SampleRequest]) -> Iterator[Sample]:
         """Yield a checked sample per request, in request order; quarantined ones are left out.
 
-        A sample's states are valid until its `release()`; hold no more than half the budget at once.
+        A sample's states are valid until its `release()`; hold no more than half the budget at once. A stream may
+        make several passes, one after the other, each to its end; passes at the same time need a stream each.
 
         Raises:
-            StreamError: too many samples are wrong, states and target do not belong together, or the consumer
-                asks for more while it holds every buffer.
+            StreamError: too many samples are wrong, states and target do not belong together, the consumer asks for
+                more while it holds every buffer, or an earlier pass did not reach its end.
             EngineError, StoreError: a service is gone and did not come back within the retries.
         """
         if not self._open or self._receiver is None:
             raise StreamError("the stream is not open", fix="Use it in a `with` statement.")
+        if self._is_passing:
+            raise StreamError("an earlier pass over the stream did not reach its end", fix="Open a stream for each.")
+        self._is_passing = True
         arrivals: SimpleQueue[Arrival | None] = SimpleQueue()
         ready: SimpleQueue[object] = SimpleQueue()
         self._start(self._feed, iter(requests), arrivals, ready, name="hidden-states-feeder")
@@ -160,6 +166,7 @@ class HiddenStateStream:
             while (item := self._next(ready)) is not _END:
                 assert isinstance(item, Sample)
                 yield item
+            self._is_passing = False
         finally:
             self._statistics.pause()
 
@@ -244,7 +251,7 @@ class HiddenStateStream:
                 sample = self._receiver.receive(arrival)
                 if sample is not None:
                     ready.put(sample)
-            ready.put(_END)
+            ready.put(StreamError("the stream was closed while it was read") if self._stop.is_set() else _END)
         except BaseException as error:  # noqa: BLE001 - raised again on the consumer's thread
             self._stop.set()
             ready.put(error)

@@ -26,7 +26,7 @@ import torch
 
 from components.contracts import StoreEndpoint, TargetFingerprint
 from components.hidden_states import wire
-from components.hidden_states.receiver import SampleRequest
+from components.hidden_states.sample import SampleRequest
 
 FINGERPRINT = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
 

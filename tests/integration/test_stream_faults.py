@@ -93,11 +93,11 @@ def test_a_fault_of_one_attempt_is_retried(master: Master, engine: SimulatedEngi
 
 
 def test_a_sample_that_never_appears_is_retried_within_its_time(master: Master, engine: SimulatedEngine) -> None:
-    engine.misbehave = lambda number, name: "silent" if number == 3 else None
-    settings = SETTINGS.model_copy(update={"request_timeout_s": 1.0})
+    engine.misbehave = lambda number, name: "silent" if name.endswith("-3-0") else None
+    settings = SETTINGS.model_copy(update={"request_timeout_s": 3.0})
     with open_stream(master.endpoint, engine.url, settings) as stream:
         assert consume(stream, make_requests(10)) == list(range(10))
-    assert stream.report().num_retried == 1
+    assert any(name.endswith("-3-1") for name in engine.names)
 
 
 def test_a_sample_that_stays_wrong_is_quarantined_with_its_reason(master: Master, engine: SimulatedEngine) -> None:
@@ -188,6 +188,15 @@ def test_an_exception_of_the_consumer_leaves_nothing(master: Master, engine: Sim
         for sample in stream.stream(make_requests(60)):
             _ = 1 / (sample.request.index - 5)
     assert stream.report().keys_left == 0 == count_run_keys(master.endpoint, RUN)
+
+
+def test_a_pass_left_early_is_not_followed_by_another(master: Master, engine: SimulatedEngine) -> None:
+    with open_stream(master.endpoint, engine.url) as stream:
+        for _ in stream.stream(make_requests(10)):
+            break
+        with pytest.raises(StreamError, match="did not reach its end"):
+            next(stream.stream(make_requests(10)))
+    assert stream.report().keys_left == 0
 
 
 def test_an_exception_of_the_requests_reaches_the_consumer(master: Master, engine: SimulatedEngine) -> None:
