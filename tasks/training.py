@@ -20,7 +20,10 @@ from tasks.engines import extraction_engine, extraction_key
 from tasks.loop import Loop
 
 
-@task(name="train on streamed hidden states", cache_policy=NO_CACHE, timeout_seconds=7 * 24 * 3600)
+TRAINER_TIMEOUT_S = 7 * 24 * 3600.0
+
+
+@task(name="train on streamed hidden states", cache_policy=NO_CACHE, timeout_seconds=TRAINER_TIMEOUT_S)
 def train_on_stream(
     loop: Loop, target: TargetRef, dataset: DatasetRef, *, parent: CheckpointRef | None, mlflow_run_id: str
 ) -> TrainingResult:
@@ -51,7 +54,9 @@ def train_on_stream(
         )
         try:
             engine.wait_ready()
-            result = run_trainer(job, device=resolve_device(loop.recipe.engine), on_line=log.info)
+            result = run_trainer(
+                job, device=resolve_device(loop.recipe.engine), on_line=log.info, timeout_s=TRAINER_TIMEOUT_S
+            )
         finally:
             loop.engines.stop(extraction_key(target, stream_run_id))
             sweep_run(loop.endpoints.store, stream_run_id)
