@@ -1,0 +1,116 @@
+"""The loop on a tiny drafter: it learns, resumes exactly, stops cleanly, and refuses to go on with NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from components.drafter.build import trainable_state
+from components.drafter.start import read_lm_head
+from components.errors import TrainingError
+from components.settings import TrainingSettings
+from components.training.loop import Loop, TrainingStoppedError
+from components.training.packing import Pack
+from components.training.state import StateFolder
+from components.training.telemetry import MetricsLog, ProgressTicker
+from components.training.validate import Validation
+
+SETTINGS = TrainingSettings(
+    learning_rate=3e-3, tokens_per_step=96, anchors_per_step=16, mixed_precision="no", log_every_steps=1,
+    validate_every_steps=1000, checkpoint_every_steps=4, keep_checkpoints=9,
+)  # fmt: skip
+
+
+def make_loop(
+    drafter: Any,
+    packs: list[Pack],
+    folder: Path,
+    target: Path,
+    settings: TrainingSettings = SETTINGS,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Loop:
+    validation = Validation(
+        packs[:2], max_anchors=64, lm_head_VH=read_lm_head(target).float(), drafter=drafter, num_draft_tokens=3
+    )
+    return Loop(
+        drafter,
+        settings,
+        accelerator=Accelerator(mixed_precision="no", cpu=True),
+        num_samples=sum(len(pack.indices) for pack in packs),
+        validation=validation,
+        states=StateFolder(folder, keep=settings.keep_checkpoints),
+        ticker=ProgressTicker(),
+        metrics=MetricsLog(tracking_uri=None, run_id=None),
+        should_stop=should_stop,
+    )
+
+
+def test_it_learns_and_hands_back_the_best_weights(
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+) -> None:
+    drafter = make_drafter()
+    loop = make_loop(drafter, packs * 6, tmp_path, tiny_target)
+    assert loop.run(iter(packs * 6)) == "data"
+    progress = loop.progress
+    assert progress.curve[-1].loss < 0.7 * progress.curve[0].loss
+    assert [point.step for point in progress.validation] == [0, progress.step]
+    assert progress.best_acceptance == max(point.acceptance_length for point in progress.validation)
+    assert progress.num_tokens == 6 * sum(pack.num_tokens for pack in packs)
+    best = StateFolder(tmp_path, keep=1).load_best()
+    assert best is not None
+    assert all(torch.equal(value, best[name]) for name, value in trainable_state(drafter).items())
+
+
+def test_a_resumed_run_has_the_losses_of_the_undisturbed_one(
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+) -> None:
+    whole = make_loop(make_drafter(), packs, tmp_path / "whole", tiny_target)
+    whole.run(iter(packs))
+    asked = iter(range(100))
+    stopped = make_loop(make_drafter(), packs, tmp_path / "cut", tiny_target, should_stop=lambda: next(asked) >= 3)
+    with pytest.raises(TrainingStoppedError, match="step 3, state saved"):
+        stopped.run(iter(packs))
+    resumed = make_loop(make_drafter(seed=9), packs, tmp_path / "cut", tiny_target)
+    state = StateFolder(tmp_path / "cut", keep=2).load_newest()
+    assert state is not None
+    resumed.restore(state)
+    assert resumed.progress.num_consumed == sum(len(pack.indices) for pack in packs[:3])
+    resumed.run(iter(packs[3:]))
+    losses = [[point.loss for point in loop.progress.curve] for loop in (whole, resumed)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6) and len(losses[0]) == len(packs)
+
+
+def test_steps_and_time_end_a_run(
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+) -> None:
+    two_steps = SETTINGS.model_copy(update={"num_steps": 2})
+    loop = make_loop(make_drafter(), packs, tmp_path / "steps", tiny_target, two_steps)
+    assert loop.run(iter(packs)) == "steps" and loop.progress.step == 2
+    no_time = SETTINGS.model_copy(update={"max_trainer_s": 1e-6})
+    loop = make_loop(make_drafter(), packs, tmp_path / "time", tiny_target, no_time)
+    assert loop.run(iter(packs)) == "time" and loop.progress.step == 0
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_samples_named(
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+) -> None:
+    drafter = make_drafter()
+    loop = make_loop(drafter, packs, tmp_path, tiny_target)
+    with torch.no_grad():
+        drafter.fc.weight[0, 0] = float("nan")
+    loop.progress.step = 1  # past the validation of the start
+    with pytest.raises(TrainingError, match=r"diverged at step 2.*sample-0"):
+        loop.run(iter(packs))
+
+
+def test_a_state_of_other_processes_is_refused(
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+) -> None:
+    loop = make_loop(make_drafter(), packs, tmp_path, tiny_target)
+    with pytest.raises(TrainingError, match="number of processes"):
+        loop.restore({"ranks": [{}, {}]})

@@ -1,0 +1,64 @@
+"""Teacher-forced acceptance: the walk, the interval, and a drafter that is always right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from components.drafter.start import read_lm_head
+from components.errors import TrainingError
+from components.settings import TrainingSettings
+from components.training.objective import BlockObjective, BlockScores
+from components.training.packing import Blocks, Pack
+from components.training.validate import Validation, _conversations
+
+
+def test_a_walk_jumps_by_what_is_accepted() -> None:
+    blocks = Blocks(
+        torch.tensor([4, 5, 6, 7, 20, 21]), torch.ones(6, 3, dtype=torch.bool), [(0, 9, 0, 4), (9, 25, 4, 6)]
+    )
+    walks = _conversations(blocks, np.array([3.0, 1.0, 1.0, 2.0, 1.0, 1.0]))
+    assert [(walk.num_tokens, walk.num_steps) for walk in walks] == [(5, 2), (2, 2)]
+
+
+class Perfect(BlockObjective):
+    """Every draft token is the target's."""
+
+    def forward(self, pack: Pack, blocks: Blocks, *_: Any) -> BlockScores:
+        valid = blocks.valid_NK
+        return BlockScores(torch.zeros(()), valid, valid.float(), None)
+
+
+def test_a_perfect_drafter_accepts_all_it_may(
+    make_drafter: Callable[..., Any], packs: list[Pack], tiny_target: Path
+) -> None:
+    drafter = make_drafter()
+    head = read_lm_head(tiny_target).float()
+    held = Validation(packs, max_anchors=40, lm_head_VH=head, drafter=drafter, num_draft_tokens=3)
+    point = held.measure(Perfect(drafter, TrainingSettings()), step=5, elapsed_s=1.0)
+    assert point.acceptance_by_position[0] == 1.0 and 3.0 < point.acceptance_length <= 4.0
+    assert point.acceptance_length == pytest.approx(point.expected_acceptance_length)
+    assert point.acceptance_interval[0] <= point.acceptance_length <= point.acceptance_interval[1]
+    assert point.num_anchors >= 40
+
+
+def test_an_untrained_drafter_accepts_almost_nothing(
+    make_drafter: Callable[..., Any], packs: list[Pack], tiny_target: Path
+) -> None:
+    drafter = make_drafter()
+    head = read_lm_head(tiny_target).float()
+    held = Validation(packs, max_anchors=200, lm_head_VH=head, drafter=drafter, num_draft_tokens=3)
+    objective = BlockObjective(drafter, TrainingSettings(mixed_precision="no"))
+    assert held.measure(objective, step=0, elapsed_s=0.0).acceptance_length < 1.3
+
+
+def test_packs_without_supervision_are_refused(
+    make_drafter: Callable[..., Any], packs: list[Pack], tiny_target: Path
+) -> None:
+    with pytest.raises(TrainingError, match="no supervised tokens"):
+        Validation([], max_anchors=4, lm_head_VH=read_lm_head(tiny_target), drafter=make_drafter(), num_draft_tokens=3)
