@@ -121,7 +121,7 @@ def _train(
     learning_rate: float,
     progress: Progress | None,
 ) -> list[float]:
-    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, num_steps))
     losses: list[float] = []
     for step in range(num_steps):
