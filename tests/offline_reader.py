@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from components.hidden_states.receiver import SampleRequest
+from components.hidden_states.sample import SampleRequest
 
 
 @dataclass

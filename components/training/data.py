@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from components.contracts import DatasetRef
 from components.errors import TrainingError
-from components.hidden_states.receiver import SampleRequest
+from components.hidden_states.sample import SampleRequest
 
 Rows: TypeAlias = Any
 """A pyarrow table with the columns of the dataset's layout."""

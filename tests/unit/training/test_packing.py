@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from components.hidden_states.receiver import SampleRequest
+from components.hidden_states.sample import SampleRequest
 from components.training.packing import Pack, choose_blocks, make_pack, pack_samples
 
 
