@@ -149,6 +149,7 @@ class TrainingSettings(Settings):
     tokens_per_step: int = Field(default=768, ge=32)
     anchors_per_step: int = Field(default=96, ge=1)
     learning_rate: float = Field(default=6e-4, gt=0)
+    heads_lr_scale: float = Field(default=1.0, gt=0, description="learning rate of the heads, relative")
     warmup_share: float = Field(default=0.04, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)

@@ -116,9 +116,12 @@ class Loop:
         self._settings = settings
         self._accelerator = accelerator
         self._drafter = drafter.to(accelerator.device)
-        parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
-            parameters, lr=0.0, betas=ADAM_BETAS, weight_decay=settings.weight_decay, fused=True
+            _parameter_groups(drafter, settings),
+            lr=0.0,
+            betas=ADAM_BETAS,
+            weight_decay=settings.weight_decay,
+            fused=True,
         )
         self._objective, self._optimizer = accelerator.prepare(BlockObjective(drafter, settings), optimizer)
         self._schedule = Schedule(
@@ -211,7 +214,7 @@ class Loop:
             step=progress.step, num_consumed=progress.num_consumed, elapsed_s=progress.elapsed_s
         )
         for group in self._optimizer.param_groups:
-            group["lr"] = self._schedule.rate(share)
+            group["lr"] = self._schedule.rate(share) * group["lr_scale"]
         pack = pack.to(self._accelerator.device)
         blocks = choose_blocks(
             pack,
@@ -326,3 +329,12 @@ class Loop:
         if self._accelerator.num_processes == 1:
             return self._should_stop()
         return bool(max(gather_object([self._should_stop()])))
+
+
+def _parameter_groups(drafter: Any, settings: TrainingSettings) -> list[dict[str, Any]]:
+    """The backbone, and the heads that start from nothing even where the backbone starts from the target."""
+    parameters = [(name, value) for name, value in drafter.named_parameters() if value.requires_grad]
+    heads = [value for name, value in parameters if name.startswith(("markov_head.", "confidence_head."))]
+    backbone = [value for name, value in parameters if not name.startswith(("markov_head.", "confidence_head."))]
+    groups = [{"params": backbone, "lr_scale": 1.0}, {"params": heads, "lr_scale": settings.heads_lr_scale}]
+    return [group for group in groups if group["params"]]
