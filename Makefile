@@ -11,7 +11,7 @@ NAME ?=
 PYTEST_ARGS ?=
 
 budget_json = $(if $(BUDGET),"$(BUDGET)",null)
-demo_parameters = {"recipe": "demo", "budget": $(budget_json)}
+demo_parameters = {"recipe": "demo", "budget": $(budget_json), "target": "source"}
 follow = $(PY) -m components.services.follow
 # The report's tables and its path come last, so that the path is the last line.
 show_report = where() { $(PY) -m components.services.where "$$1"; }; \
