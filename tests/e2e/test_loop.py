@@ -1,0 +1,144 @@
+"""The loop on the real target at a small budget: interrupted, run again, promoted, and taken through target changes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from running_services import Services
+
+from components.registry.client import Registry
+from components.registry.promotions import promotions
+from components.registry.releases import champion
+from components.reporting.report import LifecycleReport
+from components.services.endpoints import REPO_DIR
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
+
+MODEL = "smollm2-135m-drafter"
+BUDGET = {"recipe": "demo", "budget": "test"}
+GIB = 1024.0  # MiB
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """All services on free ports; whatever a test leaves running ends with them."""
+    services = Services(tmp_path_factory.mktemp("e2e"))
+    up = services.run("up")
+    assert up.returncode == 0, up.stdout + up.stderr
+    yield services
+    down = services.run("down")
+    assert down.returncode == 0, down.stdout + down.stderr
+
+
+def start_flow(services: Services, deployment: str, parameters: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "components.services.follow", deployment, "--parameters", json.dumps(parameters)]
+    return subprocess.Popen(
+        [*command, "--timeout-s", "2000"],
+        cwd=REPO_DIR,
+        env=services.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run_flow(services: Services, deployment: str, parameters: dict[str, str]) -> None:
+    with start_flow(services, deployment, parameters) as flow:
+        assert flow.stdout is not None
+        lines = []
+        for line in flow.stdout:  # shown live under `pytest -s`, and whole when the run fails
+            print(line, end="")
+            lines.append(line)
+        assert flow.wait() == 0, "".join(lines)[-6000:]
+
+
+def newest_report(services: Services) -> LifecycleReport:
+    paths = sorted(services.state_dir.glob("runs/*/report/report.json"), key=lambda path: path.stat().st_mtime)
+    return LifecycleReport.read(paths[-1])
+
+
+def processes_of(services: Services, word: str) -> list[int]:
+    """Processes of this `up` whose command line holds `word`."""
+    run_id = services.state.run_id
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if run_id in process.environ().get("DSPARK_SERVICES_RUN", "") and word in " ".join(process.cmdline()):
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def registry(services: Services) -> Registry:
+    return Registry(services.state.endpoints.mlflow_url)
+
+
+def test_ctrl_c_ends_every_child_and_changes_nothing(services: Services) -> None:
+    flow = start_flow(services, "drafter-lifecycle/demo", BUDGET)
+    deadline = time.monotonic() + 180
+    while not processes_of(services, "vllm.entrypoints") and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert processes_of(services, "vllm.entrypoints")
+    flow.send_signal(signal.SIGINT)
+    flow.communicate(timeout=120)
+    assert flow.returncode == 130
+    deadline = time.monotonic() + 30
+    while processes_of(services, "vllm.entrypoints") and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert processes_of(services, "vllm.entrypoints") == []
+    assert processes_of(services, "components.training.main") == []
+    assert champion(registry(services), MODEL) is None
+
+
+def test_loop_promotes_a_drafter_and_keeps_serving_it(services: Services) -> None:
+    run_flow(services, "drafter-lifecycle/demo", BUDGET)
+    report = newest_report(services)
+    assert report.acceptance is not None and report.stream is not None and report.canary is not None
+    arms = report.acceptance.arms
+    assert arms["candidate"].acceptance_length > arms["untrained"].acceptance_length
+    assert arms["untrained"].acceptance_length == pytest.approx(1.0, abs=0.05)
+    assert report.acceptance.num_equal_outputs >= 0.9 * report.acceptance.num_compared_outputs
+    assert (report.stream.bytes_on_disk, report.stream.keys_left) == (0, 0)
+    assert 0 < report.stream.peak_bytes_held <= report.stream.budget_bytes < report.stream.bytes_streamed
+    assert report.canary.promoted and [step.weight_percent for step in report.canary.steps] == [1, 5, 25, 50, 100]
+    assert report.peak_memory_mib is not None and report.peak_memory_mib <= 12 * GIB
+    release = champion(registry(services), MODEL)
+    assert release is not None and release.checkpoint.digest == arms["candidate"].checkpoint_digest
+    assert [entry.alias for entry in promotions(registry(services), MODEL)][:2] == ["challenger", "champion"]
+    endpoints = services.state.endpoints
+    answer = httpx.post(
+        f"{endpoints.haproxy_url}/v1/chat/completions",
+        json={"model": report.target.name, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16},
+        timeout=60,
+    )
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] > 0
+    assert httpx.get(endpoints.store.metrics_url, timeout=10).text.find("master_key_count 0") >= 0
+    assert not list(Path(services.state_dir).rglob("*.hidden*"))
+
+
+def test_target_changes_are_followed(services: Services) -> None:
+    before = champion(registry(services), MODEL)
+    assert before is not None
+    run_flow(services, "demo-target-change/demo", BUDGET)
+    quantized, finetuned = newest_report(services).target_changes
+    assert quantized.kinds == ("quantization",)
+    assert finetuned.kinds != ()
+    for change in (quantized, finetuned):
+        assert change.action in ("rebind", "retrain")
+        assert change.old_drafter is not None and change.no_draft is not None and change.new_drafter is not None
+    after = champion(registry(services), MODEL)
+    assert after is not None and after.version > before.version
+    if quantized.action == "rebind" and quantized.release is not None:
+        assert quantized.release.checkpoint.parent_digest == before.checkpoint.digest
+        assert quantized.release.target.fingerprint != before.target.fingerprint
