@@ -48,9 +48,9 @@ def find_target(loop: Loop, which: str, *, publish: bool = True) -> TargetRef:
     A package's target is published when it is resolved, so that the watch has something to look at.
     """
     recipe, watched = loop.recipe, watched_path(loop.recipe, loop.state_dir)
+    if which not in (PUBLISHED, SOURCE):  # how the lifecycle names the target to its subflows: already fingerprinted
+        return _reference(loop, Path(which), source=which)
     with loop.stage("find target"):
-        if which not in (PUBLISHED, SOURCE):
-            return _reference(loop, Path(which), source=which)
         if which == PUBLISHED and watched is not None and watched.exists():
             return _reference(loop, read_published(watched), source=f"published at {watched.name}")
         target = resolve_target(

@@ -1,0 +1,85 @@
+"""Recipes: what is refused, how it is said, and that the shipped ones are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.errors import ConfigError
+from components.settings import CONFIGS_DIR, load_recipe, load_services
+
+RECIPES = sorted(path.stem for path in CONFIGS_DIR.glob("*.yaml") if path.stem != "services")
+
+
+def changed_demo(folder: Path, **changes: Any) -> Path:
+    raw = yaml.safe_load((CONFIGS_DIR / "demo.yaml").read_text())
+    for key, value in changes.items():
+        raw[key] = {**raw.get(key, {}), **value} if isinstance(value, dict) else value
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_shipped_recipes_load_with_every_budget(name: str) -> None:
+    raw = yaml.safe_load((CONFIGS_DIR / f"{name}.yaml").read_text())
+    for budget in (None, *raw.get("budgets", {})):
+        assert load_recipe(name, budget=budget).target.name
+
+
+def test_shipped_services_load() -> None:
+    assert load_services().state_dir == ".dspark"
+
+
+def test_a_budget_changes_only_what_it_names() -> None:
+    plain, full = load_recipe("demo"), load_recipe("demo", budget="full")
+    assert full.curation.num_conversations > plain.curation.num_conversations
+    assert full.curation.sources == plain.curation.sources
+
+
+def test_a_mistyped_key_names_the_nearest_known_one(tmp_path: Path) -> None:
+    path = changed_demo(tmp_path, training={"lerning_rate": 1e-3})
+    with pytest.raises(ConfigError, match=r"unknown key training\.lerning_rate \(did you mean 'learning_rate'\?\)"):
+        load_recipe(path)
+
+
+def test_a_mistyped_key_in_a_budget_is_found_before_it_is_used(tmp_path: Path) -> None:
+    path = changed_demo(tmp_path, budgets={"full": {"curation": {"num_convs": 3}}})
+    with pytest.raises(ConfigError, match=r"budget full.*unknown key curation\.num_convs"):
+        load_recipe(path)
+
+
+def test_an_unknown_recipe_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"got dmo; expected a YAML file or one of demo, "):
+        load_recipe("dmo")
+
+
+def test_an_unknown_budget_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"got fll; expected full, "):
+        load_recipe("demo", budget="fll")
+
+
+def test_prompts_and_answers_must_fit_the_engine(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"exceeds engine\.max_model_len"):
+        load_recipe(changed_demo(tmp_path, engine={"max_model_len": 128}))
+
+
+def test_start_layers_must_match_the_depth(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one target layer per draft layer"):
+        load_recipe(changed_demo(tmp_path, drafter={"start_layers": [29]}))
+
+
+def test_a_source_says_what_it_needs(tmp_path: Path) -> None:
+    path = changed_demo(tmp_path, target={"source": "huggingface"})
+    with pytest.raises(ConfigError, match="source 'huggingface' needs repo_id"):
+        load_recipe(path)
+
+
+def test_broken_yaml_is_one_message(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("name: [unclosed\n")
+    with pytest.raises(ConfigError, match=r"broken\.yaml is not valid YAML"):
+        load_recipe(path)
