@@ -181,6 +181,7 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
                 f" the engine extracts {self._num_hidden_states}"
             )
         config = MooncakeStoreConfig.from_dict(self._kv_transfer_config.get_from_extra_config("mooncake", {}))
+        self._being_saved: set[str] = set()  # on every rank: what `get_finished` will have to report
         self._store: StampedStore = StampedStore(config, stream=stream, dtype=self._hidden_state_dtype)
 
     def _device(self) -> Any:
@@ -222,6 +223,7 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
         its credit for nothing. The blocks are not freed before `get_finished` reports the save, so this is safe.
         """
         super().bind_connector_metadata(connector_metadata)
+        self._being_saved.update(pending.req_id for pending in connector_metadata.pending_saves)
         if not self._is_tp_rank_zero or self._kv_cache is None:
             return
         for pending in connector_metadata.pending_saves:
@@ -229,6 +231,16 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
             ready.record()
             future = self._get_executor().submit(self._write_sample, pending, ready)
             self._req_futures[pending.req_id] = future
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Report finished saves, and only those.
+
+        Upstream saves every request and reports every one. A request that was not saved is already freed, and the
+        scheduler ends the engine when it hears of a request it does not know.
+        """
+        saved, loaded = super().get_finished(finished_req_ids & self._being_saved)
+        self._being_saved -= saved or set()
+        return saved, loaded
 
 
 def _fill(buffer: torch.Tensor, states_TLH: torch.Tensor, token_ids: torch.Tensor, *, place_tokens: int) -> None:

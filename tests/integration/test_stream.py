@@ -65,27 +65,32 @@ def stream(master: Master, engine: Engine, tiny_target: Path) -> HiddenStateStre
     )  # fmt: skip
 
 
-def hf_states(target: Path, token_ids: np.ndarray) -> torch.Tensor:
-    """HF's states at layers 1, 2 and before the final norm, (T, 3, H)."""
+def hf_states(target: Path, token_ids: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """HF's states at layers 1, 2 and before the final norm, (T, 3, H), float32."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype)
     last: list[torch.Tensor] = []
     model.model.norm.register_forward_pre_hook(lambda _, args: last.append(args[0][0].detach()))
     with torch.no_grad():
         states = model(torch.from_numpy(token_ids.astype(np.int64))[None], output_hidden_states=True).hidden_states
-    return torch.stack([states[1][0], states[2][0], last[0]], dim=1)
+    return torch.stack([states[1][0], states[2][0], last[0]], dim=1).float()
+
+
+def relative_error(got_TLH: torch.Tensor, exact_TLH: torch.Tensor) -> torch.Tensor:
+    return (got_TLH - exact_TLH).norm(dim=(0, 2)) / exact_TLH.norm(dim=(0, 2))
 
 
 def test_states_equal_those_of_transformers(stream: HiddenStateStream, tiny_target: Path) -> None:
+    """As exact as transformers itself in bfloat16: both against float32. A shifted layer would be off by 1 or more."""
     requests = make_requests(3, low=10, high=200) + make_requests(1, seed=3, low=700, high=701)
     with stream:
         for sample in stream.stream(requests):
-            expected = hf_states(tiny_target, sample.request.token_ids).float()
-            got = sample.states_TLH.float()
-            assert got.shape == expected.shape
-            error_L = (got - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))
-            assert error_L.max() < 0.02, f"relative error per layer {error_L.tolist()}, T = {len(got)}"
+            exact = hf_states(tiny_target, sample.request.token_ids, torch.float32)
+            usual_L = relative_error(hf_states(tiny_target, sample.request.token_ids, torch.bfloat16), exact)
+            error_L = relative_error(sample.states_TLH.float(), exact)
+            assert (error_L < 1.5 * usual_L).all(), f"{error_L.tolist()} against {usual_L.tolist()}, T = {len(exact)}"
+            assert usual_L.max() < 0.1
             sample.release()
     assert stream.report().num_samples == 4
     assert stream.report().num_retried == 0
@@ -139,10 +144,11 @@ def test_a_prompt_longer_than_the_engine_takes_is_quarantined(stream: HiddenStat
 def test_requests_without_a_name_or_with_a_bad_one_store_nothing(master: Master, engine: Engine) -> None:
     body = {"model": "t", "prompt": [5, 6, 7], "max_tokens": 1}
     url = f"{engine.url}/v1/completions"
-    assert httpx.post(url, json=body, timeout=30).json()["kv_transfer_params"] is None
+    assert httpx.post(url, json=body, timeout=30).json().get("kv_transfer_params") is None
     bad = body | {"kv_transfer_params": {"hidden_states_key": "../other"}}
     assert "store key" in httpx.post(url, json=bad, timeout=30).json()["kv_transfer_params"]["error"]
     assert count_run_keys(master.endpoint, RUN) == 0
+    httpx.post(url, json=body, timeout=30).raise_for_status()  # and the engine lives
 
 
 def put_by_hand(engine: Engine, name: str, *, num_tokens: int) -> None:
