@@ -127,7 +127,7 @@ def test_it_trains_from_streamed_states_and_exports_a_bound_checkpoint(job: Trai
     best = max(point.acceptance_length for point in result.validation)
     assert result.checkpoint.expected_acceptance_length == best
     assert [point.step for point in result.validation][:3] == [0, 5, 10]
-    assert 0 < result.draft_vocab_coverage["train"] < 1
+    assert 0 < result.draft_vocab_coverage["validation"] < 1
     assert max(later[0] - earlier[0] for earlier, later in itertools.pairwise(lines[1:])) < 10
     history = client.get_metric_history(run_id, "train/loss")
     assert [point.step for point in history] == [point.step for point in result.curve]
@@ -139,7 +139,7 @@ def test_sigterm_saves_the_state_and_a_resumed_run_goes_on(job: TrainingJob, mas
     pids: list[int] = []
 
     def stop_after_steps(line: str) -> None:
-        if "step" in line and line.startswith("training") and not pids:
+        if line.startswith("validation at step 5:"):
             pids.append(child_pid(long))
             os.kill(pids[0], signal.SIGTERM)
 
