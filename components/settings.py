@@ -136,6 +136,12 @@ class DrafterSettings(Settings):
     start: Literal["plain", "target_layers"] = "plain"
     start_layers: tuple[int, ...] = Field(default=(), description="target layers (from 0) copied into draft layers")
     start_aux_slot: int = Field(default=-1, description="aux layer whose states the identity in fc passes on")
+    start_norm_scale: float = Field(
+        default=1.0, gt=0, le=1, description="factor on the copied final norm; small: the backbone starts quiet"
+    )
+    markov_start: Literal["random", "bigrams"] = Field(
+        default="random", description="bigrams: low-rank log p(next | prev) of the target itself"
+    )
     mask_token_id: int | None = Field(default=None, description="a real id of the vocabulary; None: chosen")
 
 
@@ -148,6 +154,9 @@ class TrainingSettings(Settings):
     max_trainer_s: float | None = Field(default=None, gt=0, description="stop cleanly after this wall time")
     tokens_per_step: int = Field(default=768, ge=32)
     anchors_per_step: int = Field(default=96, ge=1)
+    updates_per_pack: int = Field(
+        default=1, ge=1, description="optimizer steps on each streamed pack, each with anchors drawn anew"
+    )
     learning_rate: float = Field(default=6e-4, gt=0)
     heads_lr_scale: float = Field(default=1.0, gt=0, description="learning rate of the heads, relative")
     warmup_share: float = Field(default=0.04, ge=0, lt=1)

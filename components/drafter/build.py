@@ -16,6 +16,7 @@ from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.train.cli import create_transformer_layer_config
 from transformers import AutoConfig, AutoTokenizer
 
+from components.drafter.bigrams import start_markov_head
 from components.drafter.start import start_from_target
 from components.drafter.vocabulary import DraftVocabulary
 from components.errors import ConfigError, TargetError
@@ -71,6 +72,15 @@ def build_drafter(
     if settings.start == "target_layers":
         start_from_target(
             model, target_path=target_path, start_layers=settings.start_layers, aux_slot=settings.start_aux_slot
+        )
+        with torch.no_grad():
+            model.norm.weight.mul_(settings.start_norm_scale)
+    if settings.markov_start == "bigrams":
+        start_markov_head(
+            model,
+            target_path=target_path,
+            draft_token_ids=draft_vocab.token_ids_D if draft_vocab else torch.arange(int(config.vocab_size)),
+            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         )
     return model
 

@@ -188,13 +188,18 @@ class Loop:
             if not self._everyone_has(pack):
                 break
             assert pack is not None
-            self._step(pack, window)
-            progress.elapsed_s = time.monotonic() - started
-            if progress.step % settings.log_every_steps == 0:
-                window = self._log(window)
-            if progress.step % settings.validate_every_steps == 0:
-                self._validate()
-            if progress.step % settings.checkpoint_every_steps == 0:
+            first_step = progress.step
+            for _ in range(settings.updates_per_pack):
+                self._step(pack, window)
+                progress.elapsed_s = time.monotonic() - started
+                if progress.step % settings.log_every_steps == 0:
+                    window = self._log(window)
+                if progress.step % settings.validate_every_steps == 0:
+                    self._validate()
+            progress.num_consumed += len(pack.indices)
+            progress.num_tokens += pack.num_tokens * self._accelerator.num_processes
+            # Between packs only: a resumed run then continues at a place in the stream.
+            if progress.step // settings.checkpoint_every_steps > first_step // settings.checkpoint_every_steps:
                 self._save()
         if window.num_steps:
             self._log(window)
@@ -222,8 +227,6 @@ class Loop:
             num_anchors=settings.anchors_per_step,
             generator=self._generator,
         )
-        progress.num_consumed += len(pack.indices)
-        progress.num_tokens += pack.num_tokens * self._accelerator.num_processes
         progress.step += 1
         if blocks is None:  # nothing supervised survived the cut at tokens_per_step
             return

@@ -29,6 +29,7 @@ from components.drafter.start import read_lm_head
 from components.drafter.vocabulary import DraftVocabulary, build_draft_vocabulary, from_mappings
 from components.errors import CheckpointError, ConfigError, FingerprintMismatchError, run_main
 from components.hidden_states.stream import HiddenStateStream
+from components.settings import DrafterSettings
 from components.training.data import Rows, count_supervised, load_split, requests, training_order
 from components.training.job import PARENT_PID_VARIABLE, RESULT_FILE, TrainingJob, TrainingResult
 from components.training.loop import Loop
@@ -83,6 +84,11 @@ def run_job(job: TrainingJob) -> TrainingResult | None:
     return result
 
 
+def _plain(settings: DrafterSettings) -> DrafterSettings:
+    """The same drafter with nothing copied from its target."""
+    return settings.model_copy(update={"start": "plain", "start_layers": (), "markov_start": "random"})
+
+
 class _Run:
     """One job in one process."""
 
@@ -96,6 +102,7 @@ class _Run:
         self._target_path = Path(job.target.path)
         self._output = Path(job.output_dir)
         self._coverage: dict[str, float] = {}
+        self._draft_vocab: DraftVocabulary | None = None
 
     def execute(self) -> TrainingResult | None:
         """All stages of the job, in order."""
@@ -104,7 +111,7 @@ class _Run:
         self._ticker.update("building the drafter", now=True)
         drafter = self._build(train_rows, validation_rows)
         states = self._prepare_output()
-        untrained = self._export(drafter, "untrained", step=0, num_tokens=0, acceptance=None, extra={})
+        untrained = self._export_untrained(drafter)
         order = training_order(train_rows.num_rows, num_epochs=job.training.num_epochs, seed=job.training.seed)
         mine = order[self._accelerator.process_index :: self._accelerator.num_processes]
         state = states.load_newest() if job.resume else None
@@ -135,17 +142,34 @@ class _Run:
         vocab_size = int(read_target_config(self._target_path).vocab_size)
         parent = load_checkpoint_ref(Path(job.parent.path)) if job.parent else None
         weights = load_file(Path(parent.path) / "model.safetensors") if parent else {}
-        vocabulary = self._vocabulary(train_rows, validation_rows, weights, vocab_size)
+        self._draft_vocab = self._vocabulary(train_rows, validation_rows, weights, vocab_size)
         drafter = build_drafter(
-            job.drafter,
+            _plain(job.drafter) if parent else job.drafter,  # a parent's weights replace whatever the start copies
             target_path=self._target_path,
             aux_layer_ids=job.stream.aux_layer_ids,
-            draft_vocab=vocabulary,
+            draft_vocab=self._draft_vocab,
             seed=job.training.seed,
         )
         if parent is not None:
             load_trainable(drafter, weights, source=f"the parent checkpoint {parent.path}")
         return drafter
+
+    def _export_untrained(self, drafter: Any) -> CheckpointRef | None:
+        """What training is compared with: the parent as it was, or this drafter with nothing learned or copied.
+
+        A start from the target's own layers and bigrams is part of what the recipe does for acceptance, so it belongs
+        to the trained side; the validation at step 0 says what it is worth alone.
+        """
+        settings = self._job.drafter
+        if self._job.parent is None and settings != _plain(settings):
+            drafter = build_drafter(
+                _plain(settings),
+                target_path=self._target_path,
+                aux_layer_ids=self._job.stream.aux_layer_ids,
+                draft_vocab=self._draft_vocab,
+                seed=self._job.training.seed,
+            )
+        return self._export(drafter, "untrained", step=0, num_tokens=0, acceptance=None, extra={})
 
     def _vocabulary(
         self, train_rows: Rows, validation_rows: Rows, parent: dict[str, torch.Tensor], vocab_size: int
