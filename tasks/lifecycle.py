@@ -143,6 +143,4 @@ def _curve(training: TrainingResult) -> tuple[CurvePoint, ...]:
     """Training loss by step, with the acceptance length wherever it was validated."""
     validated = {point.step: point.acceptance_length for point in training.validation}
     loss = {point.step: point.loss for point in training.curve} | {p.step: p.loss for p in training.validation}
-    return tuple(
-        CurvePoint(step=step, loss=loss[step], acceptance_length=validated.get(step)) for step in sorted(loss)
-    )
+    return tuple(CurvePoint(step=step, loss=loss[step], acceptance_length=validated.get(step)) for step in sorted(loss))

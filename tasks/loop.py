@@ -14,14 +14,14 @@ from typing import TypeVar
 
 from prefect.runtime import flow_run
 
-from components.contracts import Record, StageTiming, now_utc
+from components.contracts import Reference, StageTiming, now_utc
 from components.errors import ConfigError, DSparkError, ServiceError
 from components.reporting.memory import MemorySampler
 from components.services.endpoints import Endpoints, load_endpoints, load_settings, service_pids
 from components.serving.pool import EnginePool
 from components.settings import Recipe, load_recipe
 
-RecordT = TypeVar("RecordT", bound=Record)
+RecordT = TypeVar("RecordT", bound=Reference)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Loop:
                     StageTiming(stage=name, started_at=started, duration_s=duration_s, num_tokens=clock.num_tokens)
                 )
 
-    def remember(self, what: str, record: Record) -> None:
+    def remember(self, what: str, record: Reference) -> None:
         """Keep `record` as the latest of its kind for this target, so that a flow run alone finds it."""
         record.write(self._latest_path(what))
 

@@ -86,10 +86,7 @@ def _baseline(loop: Loop, release: Release, champion: Release | None) -> tuple[B
     production = ProductionEngine.find(_production_dir(loop))
     if production is not None and production.serves(fingerprint=release.target.fingerprint, checkpoint_digest=digest):
         return kind, production.endpoint
-    if champion is not None and same:
-        engine = released_engine(loop, champion)
-    else:
-        engine = plain_engine(loop, release.target)
+    engine = released_engine(loop, champion) if champion and same else plain_engine(loop, release.target)
     with loop.stage("engine start"):
         engine.wait_ready()
     return kind, engine.endpoint("baseline")

@@ -14,11 +14,11 @@ from components.contracts import CheckpointRef, DatasetRef, TargetRef
 from components.errors import FingerprintMismatchError
 from components.hidden_states.store import sweep_run
 from components.serving.command import resolve_device
+from components.serving.engine import Engine
 from components.training.job import TrainingJob, TrainingResult
 from components.training.launch import run_trainer
 from tasks.engines import extraction_engine, extraction_key
 from tasks.loop import Loop
-
 
 TRAINER_TIMEOUT_S = 7 * 24 * 3600.0
 
@@ -51,11 +51,16 @@ def train_on_stream(
             mlflow_run_id=mlflow_run_id,
             output_dir=str(loop.run_dir / "training"),
             parent=parent,
+            engine_timeout_s=loop.recipe.engine.startup_timeout_s,
         )
         try:
-            engine.wait_ready()
+            # The trainer starts, and builds its drafter, while the engine starts.
             result = run_trainer(
-                job, device=resolve_device(loop.recipe.engine), on_line=log.info, timeout_s=TRAINER_TIMEOUT_S
+                job,
+                device=resolve_device(loop.recipe.engine),
+                on_line=log.info,
+                timeout_s=TRAINER_TIMEOUT_S,
+                check=lambda: _require_alive(engine),
             )
         finally:
             loop.engines.stop(extraction_key(target, stream_run_id))
@@ -79,6 +84,11 @@ def require_same_target(dataset: DatasetRef, target: TargetRef) -> None:
             expected=f"target {target.fingerprint.digest[:12]}",
             fix="Run the deployment curate-data for this target.",
         )
+
+
+def _require_alive(engine: Engine) -> None:
+    if not engine.is_alive():
+        engine.wait_ready()  # raises EngineError with the telling lines of its log
 
 
 def _num_hidden_layers(target_path: Path) -> int:

@@ -24,6 +24,9 @@ class TrainingJob(Record):
     dataset: DatasetRef
     engine_urls: tuple[str, ...] = Field(min_length=1, description="extraction engines, base URLs without /v1")
     model: str = Field(description="served model name of the engines")
+    engine_timeout_s: float = Field(
+        default=300.0, gt=0, description="for engines that are still starting; the drafter is built meanwhile"
+    )
     store: StoreEndpoint
     stream_run_id: str = Field(description="as the engines' connector was given it")
     tracking_uri: str | None = Field(default=None, description="MLflow; None: no live metrics")

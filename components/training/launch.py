@@ -45,6 +45,7 @@ def run_trainer(
     timeout_s: float,
     device: Literal["cpu", "cuda"] = "cpu",
     env: dict[str, str] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> TrainingResult:
     """Run `job` to its end in a process group of its own.
 
@@ -54,6 +55,7 @@ def run_trainer(
         timeout_s: the trainer is ended after this time.
         device: where it trains.
         env: variables set on top of this process's.
+        check: called every second or so; what it raises ends the trainer, e.g. that its engine died.
 
     Raises:
         TrainingError: it failed, was stopped or took too long; the message ends in its last line.
@@ -69,7 +71,7 @@ def run_trainer(
         on_line(line)
 
     with _sigterm_raises(), _process_group(command, environment) as process:
-        _follow(process, on_line=keep, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
+        _follow(process, on_line=keep, check=check, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
     if process.returncode != 0:
         last = last_lines[0] if last_lines else "it printed nothing"
         raise TrainingError("the trainer failed", got=f"exit code {process.returncode}: {last}")
@@ -77,7 +79,12 @@ def run_trainer(
 
 
 def _follow(
-    process: subprocess.Popen[str], *, on_line: Callable[[str], None], deadline: float, timeout_s: float
+    process: subprocess.Popen[str],
+    *,
+    on_line: Callable[[str], None],
+    check: Callable[[], None] | None,
+    deadline: float,
+    timeout_s: float,
 ) -> None:
     """Forward lines until the process has closed its output and ended."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -86,6 +93,8 @@ def _follow(
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise TrainingError("the trainer did not finish in its time", got=f"{timeout_s:.0f} s")
+        if check is not None:
+            check()
         try:
             line = lines.get(timeout=min(left_s, 1.0))
         except queue.Empty:

@@ -31,6 +31,7 @@ from components.errors import CheckpointError, ConfigError, FingerprintMismatchE
 from components.hidden_states.stream import HiddenStateStream
 from components.settings import DrafterSettings
 from components.training.data import Rows, count_supervised, load_split, requests, training_order
+from components.training.engines import wait_for_engines
 from components.training.job import PARENT_PID_VARIABLE, RESULT_FILE, TrainingJob, TrainingResult
 from components.training.loop import Loop
 from components.training.packing import Pack, pack_samples
@@ -115,6 +116,8 @@ class _Run:
         order = training_order(train_rows.num_rows, num_epochs=job.training.num_epochs, seed=job.training.seed)
         mine = order[self._accelerator.process_index :: self._accelerator.num_processes]
         state = states.load_newest() if job.resume else None
+        self._ticker.update("waiting for the extraction engine", now=True)
+        wait_for_engines(job.engine_urls, timeout_s=job.engine_timeout_s)
         with self._open_stream() as stream, _StopOnSignal() as stop:
             loop = Loop(
                 drafter,
