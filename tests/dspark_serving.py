@@ -80,7 +80,8 @@ def complete(
             "temperature": temperatures[index], "return_token_ids": True,
         }  # fmt: skip
         if with_gaps:
-            body["logprobs"] = 2
+            # As ids: distinct tokens with the same text would fall together in one dictionary key.
+            body |= {"logprobs": 2, "return_tokens_as_token_ids": True}
         response = httpx.post(
             f"{url}/v1/completions", json=body, headers={"X-Request-Id": f"request-{index}"}, timeout=REQUEST_TIMEOUT_S
         )

@@ -1,12 +1,14 @@
 """vLLM plug-in that serves DSpark drafters on CPU: `register` is the entry point in group `vllm.general_plugins`.
 
 vLLM drafts DSpark in model runner V2 only, which needs Triton. On CPU the V1 runner serves; it drafts DFlash, whose
-backbone DSpark shares, but would leave the Markov head out without a word. The plug-in closes that gap in three places:
+backbone DSpark shares, but would leave the Markov head out without a word. The plug-in closes that gap in four places:
 
 1. the reader of `config.json` for "dspark" checkpoints also checks what the CPU path cannot draft, and switches the
    confidence head off (nothing reads it here, so vLLM skips its weights);
 2. `DFlashProposer` becomes `DSparkProposer` (`dspark_proposer.py`), which samples left to right with the Markov head;
-3. a DSpark drafter that reaches DFlash's own sampling after all raises instead of drafting without its Markov head.
+3. a DSpark drafter that reaches DFlash's own sampling after all raises instead of drafting without its Markov head;
+4. two faults in vLLM's rejection sampling on CPU are repaired (`cpu_sampling.py`): with them, no speculative method
+   keeps the target's distribution at a temperature above 0.
 
 Serve with `{"method": "dflash", "model": DIR, "num_speculative_tokens": K}` where K = block_size - 1. With
 `"draft_sample_method": "probabilistic"` the drafts are samples and their probabilities reach the rejection sampler.
@@ -55,6 +57,7 @@ def register() -> None:
         drift = _find_drift(native)
         if drift is None:
             _install_proposer()
+            _repair_sampling()
     except (ImportError, AttributeError) as error:
         drift = str(error)
     reader = _refusing_reader(drift) if drift else _checking_reader(native)
@@ -67,7 +70,10 @@ def _find_drift(native: ConfigReader | None) -> str | None:
     from vllm import ModelRegistry
     from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
     from vllm.model_executor.models.qwen3_dspark import Qwen3DSparkForCausalLM
+    from vllm.v1.sample import rejection_sampler
     from vllm.v1.spec_decode.dflash import DFlashProposer
+
+    from components.serving import cpu_sampling
 
     if native is None:
         return "no reader for speculators' 'dspark' configs"
@@ -78,15 +84,17 @@ def _find_drift(native: ConfigReader | None) -> str | None:
         return f"Qwen3DSparkForCausalLM lacks {', '.join(missing)}"
     if not issubclass(Qwen3DSparkForCausalLM, DFlashQwen3ForCausalLM):
         return "Qwen3DSparkForCausalLM is no DFlashQwen3ForCausalLM, which the V1 proposer requires"
-    for name, wanted in {
-        "_sample_draft_tokens": ["self", "hidden_states", "sampling_metadata"],
-        "_sample_from_logits": ["self", "logits", "sampling_metadata"],
-        "take_last_draft_probs": ["self"],
-    }.items():
-        method = getattr(DFlashProposer, name, None)
-        found = list(inspect.signature(method).parameters) if method else None
-        if found != wanted:
-            return f"DFlashProposer.{name} takes {found}, not {wanted}"
+    for owner, name, wanted in (
+        (DFlashProposer, "_sample_draft_tokens", ("self", "hidden_states", "sampling_metadata")),
+        (DFlashProposer, "_sample_from_logits", ("self", "logits", "sampling_metadata")),
+        (DFlashProposer, "take_last_draft_probs", ("self",)),
+        (rejection_sampler, "expand_batch_to_tokens", cpu_sampling.EXPAND_PARAMETERS),
+        (rejection_sampler, "rejection_sample", cpu_sampling.REJECTION_PARAMETERS),
+    ):
+        function = getattr(owner, name, None)
+        found = tuple(inspect.signature(function).parameters) if function else ()
+        if found[: len(wanted)] != wanted:
+            return f"{owner.__name__}.{name} takes {found}, not {wanted}"
     return None
 
 
@@ -106,6 +114,15 @@ def _install_proposer() -> None:
             raise AttributeError(f"{_RUNNER_MODULE} has no DFlashProposer")
         runner.DFlashProposer = DSparkProposer
     Qwen3DSparkForCausalLM.compute_logits = _refuse_plain_sampling
+
+
+def _repair_sampling() -> None:
+    """Put the functions of `cpu_sampling.py` where vLLM's rejection sampler looks them up."""
+    from components.serving import cpu_sampling
+
+    sampler: Any = importlib.import_module("vllm.v1.sample.rejection_sampler")
+    sampler.expand_batch_to_tokens = cpu_sampling.expand_batch_to_tokens
+    sampler.rejection_sample = cpu_sampling.without_padding(sampler.rejection_sample)
 
 
 def _refuse_plain_sampling(_model: object, _hidden_states: object) -> None:
