@@ -50,11 +50,17 @@ class DraftVocabulary:
         return float(counts_V[self.t2d_V].sum()) / total if total else 1.0
 
 
-def build_draft_vocabulary(counts_V: torch.Tensor, *, size: int, min_coverage: float) -> DraftVocabulary:
-    """Keep the `size` most frequent target tokens; ties and unseen tokens go to the lower id.
+def build_draft_vocabulary(
+    counts_V: torch.Tensor, *, size: int, min_coverage: float, context_counts_V: torch.Tensor | None = None
+) -> DraftVocabulary:
+    """Keep the `size` most frequent target tokens; ties go to tokens of the context, then to the lower id.
+
+    A small dataset supervises fewer distinct tokens than there is room for. Words of prompts are likely in other
+    answers, and low ids are frequent merges of the tokenizer, so the room goes to these.
 
     Args:
         counts_V: how often each target token is supervised in the training split, int64.
+        context_counts_V: how often it stands there without being supervised, int64.
         size: number of draft tokens D, at most V.
         min_coverage: least share of supervised tokens that must be covered, 0 to 1.
 
@@ -65,7 +71,10 @@ def build_draft_vocabulary(counts_V: torch.Tensor, *, size: int, min_coverage: f
         raise ConfigError(
             "drafter.draft_vocab_size exceeds the target's vocabulary", got=size, expected=counts_V.numel()
         )
-    order_V = torch.argsort(counts_V, descending=True, stable=True)
+    order_V = torch.arange(counts_V.numel())
+    for key_V in (context_counts_V, counts_V):  # stable sorts: the last key decides, earlier ones break its ties
+        if key_V is not None:
+            order_V = order_V[torch.argsort(key_V[order_V], descending=True, stable=True)]
     vocabulary = from_token_ids(order_V[:size], target_vocab_size=counts_V.numel())
     coverage = vocabulary.measure_coverage(counts_V)
     if coverage < min_coverage:

@@ -38,20 +38,20 @@ def load_split(dataset: DatasetRef, split: str) -> Rows:
     return pa.concat_tables(tables)
 
 
-def count_supervised(rows: Rows, *, vocab_size: int) -> np.ndarray:
-    """How often each token is supervised, int64 [V].
+def count_tokens(rows: Rows, *, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often each token is supervised, and how often it stands in the context; int64 [V] each.
 
     Raises:
         TrainingError: a token id outside the vocabulary.
     """
-    counts_V = np.zeros(vocab_size, dtype=np.int64)
+    supervised_V, context_V = np.zeros(vocab_size, dtype=np.int64), np.zeros(vocab_size, dtype=np.int64)
     for position in range(rows.num_rows):
         token_ids, loss_mask = _row(rows, position)
-        supervised = token_ids[loss_mask]
-        if supervised.size and (supervised.min() < 0 or supervised.max() >= vocab_size):
-            raise TrainingError("the dataset holds a token the target does not have", got=int(supervised.max()))
-        counts_V += np.bincount(supervised, minlength=vocab_size)
-    return counts_V
+        if token_ids.size and (token_ids.min() < 0 or token_ids.max() >= vocab_size):
+            raise TrainingError("the dataset holds a token the target does not have", got=int(token_ids.max()))
+        supervised_V += np.bincount(token_ids[loss_mask], minlength=vocab_size)
+        context_V += np.bincount(token_ids[~loss_mask], minlength=vocab_size)
+    return supervised_V, context_V
 
 
 def training_order(num_rows: int, *, num_epochs: int, seed: int) -> np.ndarray:

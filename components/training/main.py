@@ -30,7 +30,7 @@ from components.drafter.vocabulary import DraftVocabulary, build_draft_vocabular
 from components.errors import CheckpointError, ConfigError, FingerprintMismatchError, run_main
 from components.hidden_states.stream import HiddenStateStream
 from components.settings import DrafterSettings
-from components.training.data import Rows, count_supervised, load_split, requests, training_order
+from components.training.data import Rows, count_tokens, load_split, requests, training_order
 from components.training.engines import wait_for_engines
 from components.training.job import PARENT_PID_VARIABLE, RESULT_FILE, TrainingJob, TrainingResult
 from components.training.loop import Loop
@@ -182,18 +182,23 @@ class _Run:
         if size is None or size >= vocab_size:
             return None
         counts = {
-            split: torch.from_numpy(count_supervised(rows, vocab_size=vocab_size))
+            split: [torch.from_numpy(counts_V) for counts_V in count_tokens(rows, vocab_size=vocab_size)]
             for split, rows in (("train", train_rows), ("validation", validation_rows))
         }
         if self._job.parent is None:
             vocabulary = build_draft_vocabulary(
-                counts["train"], size=size, min_coverage=self._job.drafter.min_vocab_coverage
+                counts["train"][0],
+                size=size,
+                min_coverage=self._job.drafter.min_vocab_coverage,
+                context_counts_V=counts["train"][1],
             )
         elif "d2t" in parent and "t2d" in parent:
             vocabulary = from_mappings(parent["d2t"], parent["t2d"])
         else:
             raise CheckpointError("the parent checkpoint has no draft vocabulary", got=self._job.parent.path)
-        self._coverage = {split: vocabulary.measure_coverage(counts_V) for split, counts_V in counts.items()}
+        self._coverage = {
+            split: vocabulary.measure_coverage(supervised_V) for split, (supervised_V, _) in counts.items()
+        }
         shares = ", ".join(f"{split} {share:.4f}" for split, share in self._coverage.items())
         self._ticker.update(f"draft vocabulary of {vocabulary.size} tokens covers {shares}", now=True)
         return vocabulary
