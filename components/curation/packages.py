@@ -3,6 +3,7 @@
     chitchat       `chitchat-dataset` (MIT): people talking to people
     evals          the registry of `evals` (MIT but for the families left out here): several hundred task families
     reasoning_gym  `reasoning-gym` (Apache-2.0): generators, so as many rows as wanted, by seed
+    python_stdlib  heads of documented functions of this Python's standard library (PSF-2.0): coding prompts
 
 Each adapter yields `(where, row)`: a locator for the quarantine, and a row for `rows.read_row`, or the `BadRowError`
 that says why there is none.
@@ -14,6 +15,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import platform
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,11 +23,12 @@ from typing import Any
 
 from components.contracts import is_held_out
 from components.curation.quarantine import BadRowError
+from components.curation.stdlib_code import stdlib_prompts
 from components.errors import CurationError
 
 LocatedRow = tuple[str, object]
 
-LICENCES = {"chitchat": "MIT", "evals": "MIT", "reasoning_gym": "Apache-2.0"}
+LICENCES = {"chitchat": "MIT", "evals": "MIT", "reasoning_gym": "Apache-2.0", "python_stdlib": "PSF-2.0"}
 DISTRIBUTIONS = {"chitchat": "chitchat-dataset", "evals": "evals", "reasoning_gym": "reasoning-gym"}
 
 EVALS_LEFT_OUT = frozenset(
@@ -59,7 +62,7 @@ def package_rows(name: str, *, seed: int, parts: Sequence[str] = ()) -> Iterator
     """Rows of a package source in seeded order.
 
     Args:
-        name: `chitchat`, `evals` or `reasoning_gym`.
+        name: `chitchat`, `evals`, `reasoning_gym` or `python_stdlib`.
         seed: the same seed gives the same rows in the same order.
         parts: families of `evals` or generators of `reasoning_gym` to draw from; empty takes the defaults.
 
@@ -77,6 +80,8 @@ def package_version(name: str) -> str:
     Raises:
         CurationError: the distribution is not installed.
     """
+    if name == "python_stdlib":
+        return platform.python_version()
     try:
         return importlib.metadata.version(DISTRIBUTIONS[name])
     except importlib.metadata.PackageNotFoundError:
@@ -185,8 +190,15 @@ def _reasoning_gym(seed: int, parts: tuple[str, ...]) -> Iterator[LocatedRow]:
             yield f"{generator} seed {item_seed}", str(dataset[0]["question"])
 
 
+def _python_stdlib(seed: int, parts: tuple[str, ...]) -> Iterator[LocatedRow]:
+    if parts:
+        raise CurationError("source 'python_stdlib' has no parts to choose from", got=", ".join(parts))
+    yield from stdlib_prompts(seed=seed)
+
+
 _ADAPTERS: dict[str, Callable[[int, tuple[str, ...]], Iterator[LocatedRow]]] = {
     "chitchat": _chitchat,
     "evals": _evals,
     "reasoning_gym": _reasoning_gym,
+    "python_stdlib": _python_stdlib,
 }

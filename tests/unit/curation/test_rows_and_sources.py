@@ -173,7 +173,7 @@ def test_a_source_that_gives_nothing_does_not_hold_the_others_up(tmp_path: Path)
     assert "good" in sources
 
 
-@pytest.mark.parametrize("name", ["chitchat", "evals", "reasoning_gym"])
+@pytest.mark.parametrize("name", ["chitchat", "evals", "reasoning_gym", "python_stdlib"])
 def test_package_sources_are_seeded_and_leave_evaluation_out(name: str) -> None:
     def draw(seed: int) -> list[str]:
         return [c.id for c in itertools.islice(load_conversations(settings({"name": name}, seed=seed)), 40)]
@@ -214,3 +214,12 @@ def test_a_dataset_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     source = {"name": "hub", "kind": "huggingface", "repo_id": str(tmp_path / "nothing")}
     with pytest.raises(CurationError, match="cannot load the data set of source 'hub'"):
         list(load_conversations(settings(source)))
+
+
+def test_stdlib_prompts_are_heads_of_documented_functions() -> None:
+    prompts = list(itertools.islice((prompt for _, prompt in package_rows("python_stdlib", seed=0)), 400))
+    assert len(prompts) == 400 and len(set(prompts)) > 390
+    for prompt in prompts:
+        head = str(prompt).split("\n\n", 1)[-1] if not str(prompt).startswith(("def ", "@")) else str(prompt)
+        assert "def " in head
+        assert len(head) <= 700
