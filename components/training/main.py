@@ -6,13 +6,9 @@ It opens the hidden-state stream, holds validation states in memory, exports the
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,10 +28,11 @@ from components.hidden_states.stream import HiddenStateStream
 from components.settings import DrafterSettings
 from components.training.data import Rows, count_tokens, load_split, requests, training_order
 from components.training.engines import wait_for_engines
-from components.training.job import PARENT_PID_VARIABLE, RESULT_FILE, TrainingJob, TrainingResult
+from components.training.job import RESULT_FILE, TrainingJob, TrainingResult
 from components.training.loop import Loop
-from components.training.packing import Pack, pack_samples
+from components.training.packing import pack_samples
 from components.training.state import StateFolder
+from components.training.stopping import StopOnSignal
 from components.training.telemetry import MetricsLog, ProgressTicker
 from components.training.validate import Validation
 
@@ -118,7 +115,7 @@ class _Run:
         state = states.load_newest() if job.resume else None
         self._ticker.update("waiting for the extraction engine", now=True)
         wait_for_engines(job.engine_urls, timeout_s=job.engine_timeout_s)
-        with self._open_stream() as stream, _StopOnSignal() as stop:
+        with self._open_stream() as stream, StopOnSignal() as stop:
             loop = Loop(
                 drafter,
                 job.training,
@@ -319,76 +316,6 @@ def _rows_holding(rows: Rows, num_supervised: int) -> int:
         if held >= num_supervised:
             return position + 1
     return int(rows.num_rows)
-
-
-class _Interrupted(BaseException):
-    """SIGTERM while waiting for states."""
-
-
-class _StopOnSignal:
-    """Ends the process on SIGTERM in the way that fits the moment; a watch does it when the launching process is gone.
-
-    In a step, the step is finished first. While waiting for states, the wait is given up. Elsewhere (opening,
-    exporting) the stack unwinds at once, which closes the stream.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._on_request: Callable[[], None] = _unwind
-        self._done = threading.Event()
-        self._old: Any = None
-
-    def __enter__(self) -> _StopOnSignal:
-        self._old = signal.signal(signal.SIGTERM, self._on_signal)
-        parent_pid = os.environ.get(PARENT_PID_VARIABLE)
-        if parent_pid is not None:
-            threading.Thread(target=self._watch, args=(int(parent_pid),), name="parent-watch", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        signal.signal(signal.SIGTERM, self._old)
-
-    def guard(self, packs: Iterator[Pack]) -> Iterator[Pack]:
-        """`packs`, which end where a stop is requested; between packs the signal only sets `requested`."""
-        try:
-            while not self.requested:
-                self._on_request = _interrupt
-                try:
-                    pack = next(packs, None)
-                except _Interrupted:
-                    return
-                finally:
-                    self._on_request = _note
-                if pack is None:
-                    return
-                yield pack
-        finally:
-            self._on_request = _note
-
-    def _on_signal(self, *_: object) -> None:
-        self.requested = True
-        self._on_request()
-
-    def _watch(self, parent_pid: int) -> None:
-        while not self._done.wait(1.0):
-            try:
-                os.kill(parent_pid, 0)
-            except ProcessLookupError:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-
-
-def _unwind() -> None:
-    raise SystemExit(128 + signal.SIGTERM)
-
-
-def _interrupt() -> None:
-    raise _Interrupted
-
-
-def _note() -> None:
-    """The loop sees `requested` after the step."""
 
 
 if __name__ == "__main__":
