@@ -17,11 +17,11 @@ import pytest
 
 from components.contracts import ArmEndpoint, CanaryReport, CanaryStep
 from components.errors import ConfigError, RolloutError, SplitterError
+from components.reporting.plots import canary_weights
 from components.services.haproxy import render_haproxy_config
 from components.serving import guard
 from components.serving.command import EngineSpec
 from components.serving.engine import Engine, free_port, start_engines
-from components.serving.plots import plot_canary
 from components.serving.rollout import run_canary
 from components.serving.splitter import Splitter
 from components.serving.traffic import RequestRecord, replay
@@ -157,7 +157,7 @@ def test_healthy_candidate_is_promoted_and_serves(splitter: Splitter, tmp_path: 
             assert sum(step.num_errors.values()) == 0
         assert report.steps[-1].acceptance_length == 2.0
         assert {(record.arm, record.ok) for record in ask(splitter)} == {("candidate", True)}
-    assert plot_canary(report, path=tmp_path / "canary.png").read_bytes().startswith(PNG_MAGIC)
+    assert canary_weights(report, tmp_path / "canary.png").read_bytes().startswith(PNG_MAGIC)
 
 
 def test_next_rollout_moves_the_champion_to_the_baseline_without_a_lost_request(splitter: Splitter) -> None:
@@ -218,7 +218,7 @@ def test_candidate_that_accepts_less_than_at_the_gate(splitter: Splitter, tmp_pa
         assert report.rolled_back_to == "champion"
         assert "acceptance length 1.500, at least 1.600" in report.reason
         assert_all_on_baseline(splitter)
-    assert plot_canary(report, path=tmp_path / "canary.png", gate_acceptance_length=2.0).exists()
+    assert canary_weights(report, tmp_path / "canary.png").exists()
 
 
 def test_slow_candidate(splitter: Splitter) -> None:
