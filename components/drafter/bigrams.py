@@ -8,6 +8,7 @@ after the opening of an answer.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from pathlib import Path
@@ -80,12 +81,14 @@ def bigram_log_probs(target_path: Path, *, draft_token_ids: torch.Tensor, device
     opening = _answer_opening(AutoTokenizer.from_pretrained(target_path))
     target = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.bfloat16).to(device).eval()
     head_DH = target.get_output_embeddings().weight[draft_token_ids.to(device)]
-    opening_T = torch.tensor(opening, device=device)
     rows = []
     with torch.inference_mode():
+        # The opening is the same for every row: its keys and values are computed once.
+        opened = target.get_decoder()(input_ids=torch.tensor([opening], device=device), use_cache=True).past_key_values
         for prev_B in draft_token_ids.to(device).split(BATCH_SIZE):
-            input_BT = torch.cat([opening_T.expand(len(prev_B), -1), prev_B[:, None]], dim=1)
-            last_BH = target.get_decoder()(input_ids=input_BT).last_hidden_state[:, -1]
+            cache = copy.deepcopy(opened)
+            cache.batch_repeat_interleave(len(prev_B))
+            last_BH = target.get_decoder()(input_ids=prev_B[:, None], past_key_values=cache).last_hidden_state[:, -1]
             rows.append((last_BH @ head_DH.T).float().log_softmax(-1).half().cpu())
     return torch.cat(rows)
 

@@ -30,6 +30,20 @@ def test_log_probs_are_distributions(tiny_target: Path) -> None:
     torch.testing.assert_close(log_probs.float().exp().sum(1), torch.ones(40), atol=2e-3, rtol=0)
 
 
+def test_a_row_is_what_the_target_says_after_that_token(tiny_target: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ids = torch.tensor([40, 7, 300])
+    rows = bigram_log_probs(tiny_target, draft_token_ids=ids, device=CPU)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_target)
+    opening = tokenizer("<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
+    target = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32).eval()
+    for row, prev in zip(rows, ids.tolist(), strict=True):
+        with torch.inference_mode():
+            logits = target(torch.tensor([[*opening, prev]])).logits[0, -1, ids]
+        torch.testing.assert_close(row.float(), logits.log_softmax(-1), atol=0.1, rtol=0)
+
+
 def test_at_full_rank_the_head_gives_the_targets_distribution(tiny_target: Path) -> None:
     model = drafter(tiny_target, rank=512)
     ids = torch.arange(512)
