@@ -24,7 +24,11 @@ FINGERPRINT = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokeniz
 
 def target_ref(path: Path, **parts: str) -> TargetRef:
     return TargetRef(
-        name="tiny", path=str(path), source="test", fingerprint=FINGERPRINT.model_copy(update=parts), quantization="none"
+        name="tiny",
+        path=str(path),
+        source="test",
+        fingerprint=FINGERPRINT.model_copy(update=parts),
+        quantization="none",
     )
 
 

@@ -1,0 +1,251 @@
+"""DSpark served by vLLM on CPU through the plug-in, in float32, step by step against the reference decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dspark_drafter import write_dspark
+from dspark_serving import Completion, complete, read_trace, serve
+from scipy.stats import chisquare
+
+from components.drafter.reference import TIE_GAP, ReferenceDecoder, ReferenceOutput
+
+pytestmark = pytest.mark.integration
+
+NUM_PROMPTS = 24
+MAX_TOKENS = 40
+NUM_DRAFTS = 4
+
+
+def make_prompts(num_prompts: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(2, 90, (num_prompts,), generator=generator).tolist()
+    return [torch.randint(3, 512, (length,), generator=generator).tolist() for length in lengths]
+
+
+PROMPTS = make_prompts(NUM_PROMPTS)
+# Three requests outlive the others, so the number in flight falls from 8 to 1 while they run.
+UNEVEN_LENGTHS = [120, 150, 220, *[20] * (NUM_PROMPTS - 3)]
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine with the drafter, and where it writes its trace."""
+
+    url: str
+    trace: Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small are many times slower on two threads that share their cores with others."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_target: Path, undrafted: list[Completion], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    learn_from = [completion.token_ids for completion in undrafted]
+    folder = tmp_path_factory.mktemp("drafters") / "dspark"
+    return write_dspark(folder, target=tiny_target, markov_rank=32, markov_scale=1.0, learn_from=learn_from)
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_target: Path, checkpoint: Path) -> ReferenceDecoder:
+    return ReferenceDecoder(tiny_target, checkpoint)
+
+
+@pytest.fixture(scope="module")
+def references(decoder: ReferenceDecoder) -> list[ReferenceOutput]:
+    return [decoder.generate(prompt, max_new_tokens=MAX_TOKENS, ignore_eos=True) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def served(tiny_target: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("dspark")
+    speculative = {
+        "method": "dflash",
+        "model": str(checkpoint),
+        "num_speculative_tokens": NUM_DRAFTS,
+        "draft_sample_method": "probabilistic",
+    }
+    trace = folder / "trace.jsonl"
+    with serve(tiny_target, log=folder / "engine.log", dtype="float32", speculative=speculative, trace=trace) as url:
+        yield Served(url, trace)
+
+
+@dataclass(frozen=True)
+class GreedyRun:
+    """All prompts at temperature 0, and the trace of just these requests."""
+
+    completions: list[Completion]
+    rows_of: dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def greedy(served: Served) -> GreedyRun:
+    served.trace.unlink(missing_ok=True)
+    return GreedyRun(complete(served.url, PROMPTS, max_tokens=MAX_TOKENS), read_trace(served.trace))
+
+
+@pytest.fixture(scope="module")
+def undrafted(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Completion]:
+    log = tmp_path_factory.mktemp("no-draft") / "engine.log"
+    with serve(tiny_target, log=log, dtype="float32") as url:
+        lengths = [max(MAX_TOKENS, length) for length in UNEVEN_LENGTHS]
+        return complete(url, PROMPTS, max_tokens=lengths, with_gaps=True)
+
+
+def test_served_drafts_equal_the_references_step_by_step(greedy: GreedyRun, references: list[ReferenceOutput]) -> None:
+    num_steps = num_ties = 0
+    for index, reference in enumerate(references):
+        by_position = {row["position"]: row for row in greedy.rows_of[index]}
+        for step in reference.steps:
+            if step.is_tie:
+                print(
+                    f"prompt {index}: target tie at {step.position}, gaps {step.target_gaps}; the rest is not compared"
+                )
+                break
+            row = by_position[step.position]
+            assert row["anchor"] == step.anchor
+            num_steps += 1
+            if tuple(row["drafts"]) != step.draft_ids:
+                assert step.is_draft_tie, f"prompt {index} at {step.position}: {row['drafts']} against {step}"
+                print(f"prompt {index}: draft tie at {step.position}, gaps {step.draft_gaps}")
+                num_ties += 1
+    print(f"{num_steps} steps of {len(references)} prompts compared, {num_ties} draft ties")
+    assert num_steps >= 20 * NUM_PROMPTS
+    assert num_ties <= num_steps // 100
+
+
+def test_served_acceptance_equals_the_references(greedy: GreedyRun, references: list[ReferenceOutput]) -> None:
+    accepted = sum(step.num_accepted for reference in references for step in reference.steps)
+    steps = sum(len(reference.steps) for reference in references)
+    speculation = [completion.speculation for completion in greedy.completions]
+    assert all(speculation)
+    served_accepted = sum(metrics["num_accepted_draft_tokens"] for metrics in speculation if metrics)
+    served_steps = sum(metrics["num_spec_steps"] for metrics in speculation if metrics)
+    print(f"served {1 + served_accepted / served_steps:.4f}, reference {1 + accepted / steps:.4f} over {steps} steps")
+    assert accepted / steps > 0.1
+    assert served_accepted / served_steps == pytest.approx(accepted / steps, abs=0.01)
+
+
+def test_greedy_output_is_the_same_without_the_drafter(greedy: GreedyRun, undrafted: list[Completion]) -> None:
+    assert_equal_but_for_ties(greedy.completions, undrafted)
+
+
+def assert_equal_but_for_ties(drafted: list[Completion], undrafted: list[Completion], *, max_ties: int = 1) -> None:
+    """Equal as far as the shorter output goes, or parted where the target's two best tokens are a rounding apart."""
+    num_ties = 0
+    for index, (ours, theirs) in enumerate(zip(drafted, undrafted, strict=True)):
+        pairs = zip(ours.token_ids, theirs.token_ids, strict=False)
+        first = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+        if first is not None:
+            print(f"prompt {index}: outputs part at {first}, where the target's top-2 gap is {theirs.gaps[first]:.2e}")
+            assert theirs.gaps[first] < TIE_GAP
+            num_ties += 1
+    print(f"{len(drafted) - num_ties} of {len(drafted)} outputs equal, {num_ties} ties")
+    assert num_ties <= max_ties
+
+
+def test_greedy_requests_are_exact_among_sampled_ones(served: Served, undrafted: list[Completion]) -> None:
+    temperatures = [0.0 if index % 2 == 0 else 1.0 for index in range(NUM_PROMPTS)]
+    mixed = complete(served.url, PROMPTS, max_tokens=MAX_TOKENS, temperatures=temperatures)
+    assert_equal_but_for_ties(mixed[::2], undrafted[::2])
+
+
+def test_sampling_at_temperature_one_is_lossless(served: Served, decoder: ReferenceDecoder) -> None:
+    """Tokens 2 and 3 of one prompt, which drafts decide, against the target's exact marginals: chi-squared."""
+    prompt, num_samples = [7], 1600
+    samples = complete(
+        served.url, [prompt] * num_samples, max_tokens=3, temperatures=[1.0] * num_samples, num_in_flight=32
+    )
+    accepted = sum(sample.speculation["num_accepted_draft_tokens"] for sample in samples if sample.speculation)
+    assert accepted > num_samples // 20
+    for place, exact_W in enumerate(exact_marginals(decoder, prompt)):
+        counts = torch.bincount(torch.tensor([sample.token_ids[place] for sample in samples]), minlength=512)
+        pvalue = pooled_chisquare(counts, exact_W)
+        print(f"token {place + 1}: p-value {pvalue:.3f}")
+        assert pvalue > 1e-3
+
+
+def exact_marginals(decoder: ReferenceDecoder, prompt: list[int]) -> list[torch.Tensor]:
+    """P(token 1), P(token 2), P(token 3) after `prompt`, [512] each, summed over all 512 * 512 prefixes."""
+    model, third_W = decoder.target.model, torch.zeros(512)
+    with torch.inference_mode():
+        first_W = model(torch.tensor([prompt])).logits[0, -1].softmax(-1)
+        prefixes = torch.tensor([[*prompt, token] for token in range(512)])
+        second_WW = model(prefixes).logits[:, -1].softmax(-1)
+        joint_WW = first_W[:, None] * second_WW
+        for token in range(512):
+            ids = torch.cat([prefixes[token].expand(512, -1), torch.arange(512)[:, None]], dim=1)
+            third_W += joint_WW[token] @ model(ids, logits_to_keep=1).logits[:, -1].softmax(-1)
+    return [first_W, joint_WW.sum(0), third_W]
+
+
+def pooled_chisquare(counts_W: torch.Tensor, exact_W: torch.Tensor) -> float:
+    """p-value, tokens expected less than eight times pooled into one cell."""
+    expected_W = exact_W.double() * int(counts_W.sum())
+    often = expected_W >= 8
+    observed = [*counts_W[often].tolist(), int(counts_W[~often].sum())]
+    expected = [*expected_W[often].tolist(), float(expected_W[~often].sum())]
+    scale = sum(observed) / sum(expected)
+    return float(chisquare(observed, [value * scale for value in expected]).pvalue)
+
+
+def test_sampled_acceptance_is_what_the_distributions_promise(served: Served, decoder: ReferenceDecoder) -> None:
+    num_tokens, prompts = 150, PROMPTS[:12]
+    drafted = complete(served.url, prompts, max_tokens=num_tokens, temperatures=[1.0] * len(prompts), num_in_flight=12)
+    generator = torch.Generator().manual_seed(7)
+    references = [
+        decoder.generate(prompt, max_new_tokens=num_tokens, temperature=1.0, generator=generator, ignore_eos=True)
+        for prompt in prompts
+    ]
+    expected = torch.tensor([float(step.num_accepted) for output in references for step in output.steps])
+    served_steps = sum(item.speculation["num_spec_steps"] for item in drafted if item.speculation)
+    served_mean = (
+        sum(item.speculation["num_accepted_draft_tokens"] for item in drafted if item.speculation) / served_steps
+    )
+    error = float(expected.std()) * (1 / served_steps + 1 / len(expected)) ** 0.5
+    print(f"served {1 + served_mean:.3f}, reference {1 + float(expected.mean()):.3f}, standard error {error:.3f}")
+    assert served_mean == pytest.approx(float(expected.mean()), abs=4 * error)
+
+
+def test_schedule_keeps_the_drafters_cache_in_step(
+    tiny_target: Path,
+    checkpoint: Path,
+    decoder: ReferenceDecoder,
+    undrafted: list[Completion],
+    tmp_path: Path,
+) -> None:
+    """K falls to 0 while many requests run, and drafts after that still rest on a full context."""
+    speculative = {
+        "method": "dflash",
+        "model": str(checkpoint),
+        "num_speculative_tokens": NUM_DRAFTS,
+        "num_speculative_tokens_per_batch_size": [[1, 1, 4], [2, 4, 2], [5, 32, 0]],
+    }
+    trace = tmp_path / "trace.jsonl"
+    log = tmp_path / "engine.log"
+    with serve(tiny_target, log=log, dtype="float32", speculative=speculative, trace=trace) as url:
+        drafted = complete(url, PROMPTS, max_tokens=UNEVEN_LENGTHS, num_in_flight=8)
+    assert_equal_but_for_ties(drafted, undrafted)
+    num_rows_by_k = {2: 0, 4: 0}
+    rows_of = read_trace(trace)
+    for index, prompt in enumerate(PROMPTS[:3]):
+        sequence = [*prompt, *drafted[index].token_ids]
+        rows = [row for row in rows_of[index] if len(prompt) <= row["position"] < len(sequence)]
+        assert rows[0]["position"] > len(prompt) + 10, "the request did not run without drafts at first"
+        for row in rows:
+            proposal = decoder.propose_after(sequence[: row["position"] + 1], num_draft_tokens=len(row["drafts"]))
+            assert tuple(row["drafts"]) == proposal.draft_ids or min(proposal.gaps) < TIE_GAP, row
+            num_rows_by_k[len(row["drafts"])] += 1
+    print(f"steps by K: {num_rows_by_k}")
+    assert all(count > 10 for count in num_rows_by_k.values())
