@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from components.training.job import TrainingResult
 from prefect import flow
 
 from components.contracts import CheckpointRef, DatasetRef
+from components.training.job import TrainingResult
 from tasks.loop import open_loop
 from tasks.registry import finish_mlflow_run, start_mlflow_run
 from tasks.targets import PUBLISHED, find_target
