@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_served_acceptance_equals_the_references(greedy: GreedyRun, references: 
     served_accepted = sum(metrics["num_accepted_draft_tokens"] for metrics in speculation if metrics)
     served_steps = sum(metrics["num_spec_steps"] for metrics in speculation if metrics)
     print(f"served {1 + served_accepted / served_steps:.4f}, reference {1 + accepted / steps:.4f} over {steps} steps")
-    assert accepted / steps > 0.1
+    assert accepted >= 10  # of a tiny random target's greedy tokens few can be guessed, but some must be
     assert served_accepted / served_steps == pytest.approx(accepted / steps, abs=0.01)
 
 
@@ -242,7 +243,8 @@ def test_schedule_keeps_the_drafters_cache_in_step(
     for index, prompt in enumerate(PROMPTS[:3]):
         sequence = [*prompt, *drafted[index].token_ids]
         rows = [row for row in rows_of[index] if len(prompt) <= row["position"] < len(sequence)]
-        assert rows[0]["position"] > len(prompt) + 10, "the request did not run without drafts at first"
+        positions = [row["position"] for row in rows]
+        assert max(b - a for a, b in pairwise(positions)) > 10, "the request never ran without drafts for a while"
         for row in rows:
             proposal = decoder.propose_after(sequence[: row["position"] + 1], num_draft_tokens=len(row["drafts"]))
             assert tuple(row["drafts"]) == proposal.draft_ids or min(proposal.gaps) < TIE_GAP, row
