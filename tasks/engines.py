@@ -6,7 +6,7 @@ from pathlib import Path
 
 from components.contracts import CheckpointRef, Release, TargetRef
 from components.hidden_states.launch import extraction_args
-from components.serving.command import EngineSpec, resolve_device
+from components.serving.command import DraftSampleMethod, EngineSpec, resolve_device
 from components.serving.engine import Engine
 from tasks.loop import Loop
 
@@ -38,13 +38,16 @@ def drafting_engine(
 
 
 def released_key(release: Release) -> str:
-    """Key of the engine that serves a release as production does: with its speculative schedule, if it has one."""
-    key = _drafting_key(release.target, release.checkpoint)
-    return f"{key}/{release.speculative_schedule}" if release.speculative_schedule else key
+    """Key of the engine that serves a release as production does."""
+    return f"released/{_drafting_key(release.target, release.checkpoint)}/{release.speculative_schedule}"
 
 
 def released_engine(loop: Loop, release: Release) -> Engine:
-    """Start (or find) the engine that serves a release the way it will be in production."""
+    """Start (or find) the engine that serves a release the way it will be in production.
+
+    With its speculative schedule, and drafting from the distributions, since clients choose the temperature: greedy
+    drafts would be rejected for no reason above 0, and requests at 0 are drafted by argmax either way.
+    """
 
     def make_spec(port: int) -> EngineSpec:
         return _spec(
@@ -54,6 +57,7 @@ def released_engine(loop: Loop, release: Release) -> Engine:
             port=port,
             checkpoint=release.checkpoint,
             schedule=release.speculative_schedule,
+            draft_sample_method="probabilistic",
         )
 
     return loop.engines.start(released_key(release), make_spec, fingerprint=release.target.fingerprint)
@@ -98,6 +102,7 @@ def _spec(
     port: int,
     checkpoint: CheckpointRef | None = None,
     schedule: tuple[tuple[int, int, int], ...] = (),
+    draft_sample_method: DraftSampleMethod = "greedy",
     extra_args: tuple[str, ...] = (),
     extra_env: dict[str, str] | None = None,
 ) -> EngineSpec:
@@ -110,6 +115,7 @@ def _spec(
         device=resolve_device(loop.recipe.engine),
         checkpoint=checkpoint,
         schedule=schedule,
+        draft_sample_method=draft_sample_method,
         extra_args=extra_args,
         extra_env=extra_env or {},
     )
