@@ -23,5 +23,5 @@ def deploy_canary(recipe: str = "demo", budget: str | None = None, version: int 
         champion = find_champion(loop)
         canary = roll_out(loop, release, champion)
         conclude_canary(loop, release, canary)
-        keep_serving(loop, release, canary)
+        keep_serving(loop, release, champion, canary)
         return canary

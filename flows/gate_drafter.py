@@ -34,7 +34,7 @@ def gate_drafter(
         recipe, budget, target: as in `curate_data`.
         checkpoint: candidate; None takes the latest training's.
         compare_champion: measure the champion too; a re-bound drafter is its own champion, so there it is left out.
-        untrained: the candidate before its first step, measured on a few prompts for the report.
+        untrained: what training is compared with, measured on a few prompts if the recipe asks for any.
     """
     with open_loop(recipe, budget=budget) as loop:
         found = find_target(loop, target)
@@ -44,7 +44,7 @@ def gate_drafter(
         champion = find_champion(loop) if compare_champion else None
         arms = serve_arms(loop, found, checkpoint, champion.checkpoint if champion else None)
         measured = {arm.arm: measure_arm(loop, arm) for arm in arms}
-        if untrained is not None:
+        if untrained is not None and loop.recipe.evaluation.num_untrained_prompts > 0:
             measured["untrained"] = measure_untrained(loop, found, untrained)
         report = measure_and_report(loop, found, arms, measured)
         decision = decide_gate(loop, report)

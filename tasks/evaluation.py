@@ -59,7 +59,7 @@ def measure_arm(loop: Loop, endpoint: ArmEndpoint) -> Measured:
 
 @task(name="measure untrained", cache_policy=NO_CACHE)
 def measure_untrained(loop: Loop, target: TargetRef, untrained: CheckpointRef) -> Measured:
-    """The same drafter before its first step, on a few prompts: what training was worth."""
+    """What training is compared with (random weights, or the parent as it was), on a few prompts."""
     prompts = load_prompts(loop.recipe.evaluation)
     stride = max(1, len(prompts) // loop.recipe.evaluation.num_untrained_prompts)  # some of every slice
     with loop.stage("engine start"):

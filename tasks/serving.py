@@ -39,54 +39,74 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
             step.reason,
         )
 
-    with loop.stage("canary"):
-        canary = run_canary(
-            splitter=Splitter(Path(loop.endpoints.haproxy_socket), frontend_url=loop.endpoints.haproxy_url),
-            candidate=candidate.endpoint("candidate"),
-            baseline=baseline,
-            baseline_kind=kind,
-            candidate_digest=release.checkpoint.digest,
-            prompts=[list(prompt.messages) for prompt in load_prompts(loop.recipe.evaluation)],
-            settings=loop.recipe.canary,
-            gate_acceptance_length=release.acceptance_length,
-            model=release.target.name,
-            schedule=release.speculative_schedule,
-            on_step=on_step,
-            progress=progress_reporter("canary"),
-        )
+    splitter = Splitter(Path(loop.endpoints.haproxy_socket), frontend_url=loop.endpoints.haproxy_url)
+    try:
+        with loop.stage("canary"):
+            canary = run_canary(
+                splitter=splitter,
+                candidate=candidate.endpoint("candidate"),
+                baseline=baseline,
+                baseline_kind=kind,
+                candidate_digest=release.checkpoint.digest,
+                prompts=[list(prompt.messages) for prompt in load_prompts(loop.recipe.evaluation)],
+                settings=loop.recipe.canary,
+                gate_acceptance_length=release.acceptance_length,
+                model=release.target.name,
+                schedule=release.speculative_schedule,
+                on_step=on_step,
+                progress=progress_reporter("canary"),
+            )
+    except BaseException:  # Ctrl-C included: where the baseline holds traffic already, it must not end with this run
+        if splitter.state()["baseline"].url == baseline.url:
+            _keep_baseline(loop, release, champion)
+        raise
     canary.write(loop.run_dir / "canary_report.json")
     _publish(loop, canary)
     return canary
 
 
 @task(name="keep serving", cache_policy=NO_CACHE)
-def keep_serving(loop: Loop, release: Release, canary: CanaryReport) -> None:
+def keep_serving(loop: Loop, release: Release, champion: Release | None, canary: CanaryReport) -> None:
     """What won keeps answering when this run has ended, owned by the services; `make down` ends it."""
     if canary.promoted:
-        key = released_key(release)
-    elif ProductionEngine.find(_production_dir(loop)) is not None:
-        return  # the baseline was the engine in production, and stays it
+        _into_production(loop, released_key(release), release)
     else:
-        key = plain_key(release.target)
-    engine = loop.engines.hand_over(key)
+        _keep_baseline(loop, release, champion)
+    get_run_logger().info("in production at %s: %s", loop.urls["chat completions"], canary.reason)
+
+
+def baseline_release(release: Release, champion: Release | None) -> Release | None:
+    """The champion where it is bound to this target, else None: no draft, the last rung."""
+    return champion if champion is not None and champion.target.fingerprint == release.target.fingerprint else None
+
+
+def _keep_baseline(loop: Loop, release: Release, champion: Release | None) -> None:
+    """The engine that traffic fell back to outlives this run, unless it is the one in production already."""
+    base = baseline_release(release, champion)
+    production = ProductionEngine.find(_production_dir(loop))
+    digest = base.checkpoint.digest if base else None
+    if production is None or not production.serves(fingerprint=release.target.fingerprint, checkpoint_digest=digest):
+        _into_production(loop, released_key(base) if base else plain_key(release.target), release)
+
+
+def _into_production(loop: Loop, key: str, release: Release) -> None:
     put_into_production(
-        engine,
+        loop.engines.hand_over(key),
         fingerprint=release.target.fingerprint,
         folder=_production_dir(loop),
         owner_pid=loop.supervisor_pid,
     )
-    get_run_logger().info("in production at %s: %s", loop.urls["chat completions"], canary.reason)
 
 
 def _baseline(loop: Loop, release: Release, champion: Release | None) -> tuple[BaselineKind, ArmEndpoint]:
     """The champion where it is bound to this target, else no draft: speculation off is always the last rung."""
-    same = champion is not None and champion.target.fingerprint == release.target.fingerprint
-    digest = champion.checkpoint.digest if champion is not None and same else None
-    kind: BaselineKind = "champion" if same else "no_draft"
+    base = baseline_release(release, champion)
+    digest = base.checkpoint.digest if base else None
+    kind: BaselineKind = "champion" if base else "no_draft"
     production = ProductionEngine.find(_production_dir(loop))
     if production is not None and production.serves(fingerprint=release.target.fingerprint, checkpoint_digest=digest):
         return kind, production.endpoint
-    engine = released_engine(loop, champion) if champion and same else plain_engine(loop, release.target)
+    engine = released_engine(loop, base) if base else plain_engine(loop, release.target)
     with loop.stage("engine start"):
         engine.wait_ready()
     return kind, engine.endpoint("baseline")

@@ -69,7 +69,7 @@ class TrainingResult(Record):
     """What a finished training run hands back; `checkpoint` is the one of longest greedy acceptance."""
 
     checkpoint: CheckpointRef
-    untrained: CheckpointRef
+    untrained: CheckpointRef = Field(description="the same drafter with random weights, or the parent as it was")
     stream: StreamReport
     curve: tuple[CurvePoint, ...]
     validation: tuple[ValidationPoint, ...]
