@@ -30,8 +30,8 @@ def make_prompts(num_prompts: int) -> list[list[int]]:
 
 
 PROMPTS = make_prompts(NUM_PROMPTS)
-# Three requests outlive the others, so the number in flight falls from 8 to 1 while they run.
-UNEVEN_LENGTHS = [120, 150, 220, *[20] * (NUM_PROMPTS - 3)]
+# Three requests outlive the others, so the number in flight falls from all of them to 1 while they run.
+UNEVEN_LENGTHS = [160, 190, 260, *[60] * (NUM_PROMPTS - 3)]
 
 
 @dataclass(frozen=True)
@@ -236,18 +236,21 @@ def test_schedule_keeps_the_drafters_cache_in_step(
     trace = tmp_path / "trace.jsonl"
     log = tmp_path / "engine.log"
     with serve(tiny_target, log=log, dtype="float32", speculative=speculative, trace=trace) as url:
-        drafted = complete(url, PROMPTS, max_tokens=UNEVEN_LENGTHS, num_in_flight=8)
+        # All at once: a client that tops up short requests one by one can be slower than the engine.
+        drafted = complete(url, PROMPTS, max_tokens=UNEVEN_LENGTHS, num_in_flight=NUM_PROMPTS)
     assert_equal_but_for_ties(drafted, undrafted)
-    num_rows_by_k = {2: 0, 4: 0}
+    num_rows_by_k, longest_pauses = {2: 0, 4: 0}, []
     rows_of = read_trace(trace)
     for index, prompt in enumerate(PROMPTS[:3]):
         sequence = [*prompt, *drafted[index].token_ids]
         rows = [row for row in rows_of[index] if len(prompt) <= row["position"] < len(sequence)]
-        positions = [row["position"] for row in rows]
-        assert max(b - a for a, b in pairwise(positions)) > 10, "the request never ran without drafts for a while"
+        positions = [len(prompt) - 1, *(row["position"] for row in rows)]
+        longest_pauses.append(max(b - a for a, b in pairwise(positions)))
         for row in rows:
             proposal = decoder.propose_after(sequence[: row["position"] + 1], num_draft_tokens=len(row["drafts"]))
             assert tuple(row["drafts"]) == proposal.draft_ids or min(proposal.gaps) < TIE_GAP, row
             num_rows_by_k[len(row["drafts"])] += 1
-    print(f"steps by K: {num_rows_by_k}")
+    print(f"steps by K: {num_rows_by_k}, longest pauses in drafting: {longest_pauses}")
+    # When the short requests arrive and leave is the machine's choice; the longest request sees both.
+    assert longest_pauses[-1] > 10, "the longest request never ran without drafts for a while"
     assert all(count > 10 for count in num_rows_by_k.values())
