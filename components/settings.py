@@ -217,7 +217,8 @@ class CanarySettings(Settings):
     min_acceptance_share: float = Field(default=0.8, gt=0, le=1, description="of the gate's acceptance length")
     min_draft_coverage: float = Field(default=0.5, ge=0, le=1, description="not judged where a schedule has K = 0")
     max_latency_ratio: float = Field(default=3.0, gt=0, description="candidate p95 over baseline p95, same step")
-    min_requests_for_statistics: int = Field(default=20, ge=2, description="below this only errors are judged")
+    min_requests_for_statistics: int = Field(default=20, ge=2, description="below this latency is not judged")
+    min_steps_for_acceptance: int = Field(default=100, ge=1, description="below this acceptance is not judged")
 
 
 class WatchSettings(Settings):

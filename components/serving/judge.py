@@ -7,11 +7,15 @@ Rules, in this order; the first that speaks decides.
    newcomer is to blame. So does a request that the candidate failed and the splitter then gave to the baseline: the
    client saw an answer, the judge must not.
 2. too early: the step is shorter than `step_s`, or the candidate answered fewer than `min_requests` -> undecided.
-3. few requests: fewer than `min_requests_for_statistics` -> healthy, on errors alone.
-4. draft coverage, (steps + accepted) / generated tokens, is below `min_draft_coverage` -> unhealthy: the drafter is
-   not used, whatever acceptance says.
-5. acceptance length, (accepted + steps) / steps, is below `min_acceptance_share` of the gate's -> unhealthy.
-6. latency: the candidate's p95 is above `max_latency_ratio` times the baseline's in the same step -> unhealthy.
+3. draft coverage, (steps + accepted) / generated tokens, is below `min_draft_coverage`, over at least
+   `min_requests_for_statistics` requests -> unhealthy: the drafter is not used, whatever acceptance says.
+4. acceptance length, (accepted + steps) / steps, is below `min_acceptance_share` of the gate's, over at least
+   `min_steps_for_acceptance` steps that drafted -> unhealthy. Where a schedule drafts nothing at the step's load, a
+   handful of such steps remain (the last tokens of the last request), and their mean says nothing.
+5. latency: the candidate's p95 is above `max_latency_ratio` times the baseline's in the same step, both over at least
+   `min_requests_for_statistics` requests -> unhealthy.
+
+What a rule had too little data for is named in the reason.
 """
 
 from __future__ import annotations
@@ -118,9 +122,6 @@ def judge_step(
         return None, f"the candidate answered {candidate.num_answered} of {settings.min_requests} requests needed"
     if elapsed_s < settings.step_s:
         return None, f"{elapsed_s:.1f} of {settings.step_s:g} s"
-    if candidate.num_answered < settings.min_requests_for_statistics:
-        few = f"{candidate.num_answered} requests, {settings.min_requests_for_statistics} needed for statistics"
-        return True, f"no errors beyond the limit ({few})"
     return _judge_statistics(
         candidate,
         baseline,
@@ -139,17 +140,25 @@ def _judge_statistics(
     min_draft_coverage: float | None,
 ) -> tuple[bool, str]:
     notes = [f"{candidate.num_errors} of {candidate.num_requests} failed"]
+    enough = settings.min_requests_for_statistics
     coverage, length = candidate.draft_coverage, candidate.acceptance_length
-    if min_draft_coverage is not None and coverage is not None:
+    if min_draft_coverage is not None and coverage is not None and candidate.num_answered >= enough:
         notes.append(f"draft coverage {coverage:.2f}, at least {min_draft_coverage:.2f}")
         if coverage < min_draft_coverage:
             return False, notes[-1]
-    if gate_acceptance_length is not None and length is not None:
-        least = settings.min_acceptance_share * gate_acceptance_length
-        notes.append(f"acceptance length {length:.3f}, at least {least:.3f} (gate {gate_acceptance_length:.3f})")
-        if length < least:
-            return False, notes[-1]
-    if baseline.num_answered >= settings.min_requests_for_statistics:
+    if gate_acceptance_length is not None:
+        if length is None or candidate.num_steps < settings.min_steps_for_acceptance:
+            needed = settings.min_steps_for_acceptance
+            notes.append(f"acceptance not judged ({candidate.num_steps} drafted steps, {needed} needed)")
+        else:
+            least = settings.min_acceptance_share * gate_acceptance_length
+            notes.append(f"acceptance length {length:.3f}, at least {least:.3f} (gate {gate_acceptance_length:.3f})")
+            if length < least:
+                return False, notes[-1]
+    if min(candidate.num_answered, baseline.num_answered) < enough:
+        numbers = f"{candidate.num_answered} and {baseline.num_answered} requests, {enough} of each needed"
+        notes.append(f"latency not judged ({numbers})")
+    else:
         ratio = percentile(candidate.latencies_s, 95) / percentile(baseline.latencies_s, 95)
         notes.append(f"p95 latency {ratio:.2f} x baseline, at most {settings.max_latency_ratio:.2f}")
         if ratio > settings.max_latency_ratio:

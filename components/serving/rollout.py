@@ -55,7 +55,8 @@ def run_canary(
         gate_acceptance_length: what the gate measured; None judges no acceptance.
         model: served model name, the same on both engines.
         on_step: called with each finished step.
-        schedule: the candidate's (from, to, K) rows. Where it stops drafting under load, coverage is not judged.
+        schedule: the candidate's (from, to, K) rows. Where it stops drafting under load, coverage is not judged, and
+            the last step is replayed at the highest load that still drafts, so that acceptance always is.
         temperature: of the replayed requests.
         request_timeout_s: a request that takes longer is an error.
         progress: called every few seconds.
@@ -74,6 +75,7 @@ def run_canary(
             step = _Step(
                 splitter,
                 weight_percent=weight_percent,
+                requests_in_flight=_load(settings, schedule, weight_percent),
                 settings=settings,
                 gate_acceptance_length=gate_acceptance_length,
                 min_draft_coverage=_coverage_limit(settings, schedule),
@@ -124,6 +126,7 @@ class _Step:
         splitter: Splitter,
         *,
         weight_percent: int,
+        requests_in_flight: int,
         settings: CanarySettings,
         gate_acceptance_length: float | None,
         min_draft_coverage: float | None,
@@ -131,6 +134,7 @@ class _Step:
     ) -> None:
         self._splitter = splitter
         self._weight_percent = weight_percent
+        self._requests_in_flight = requests_in_flight
         self._settings = settings
         self._gate_acceptance_length = gate_acceptance_length
         self._min_draft_coverage = min_draft_coverage
@@ -151,7 +155,7 @@ class _Step:
             self._splitter.frontend_url,
             model,
             prompts,
-            requests_in_flight=self._settings.requests_in_flight,
+            requests_in_flight=self._requests_in_flight,
             max_tokens=self._settings.max_tokens,
             temperature=temperature,
             watch=self._watch,
@@ -225,6 +229,17 @@ def _check(
 def _coverage_limit(settings: CanarySettings, schedule: Schedule) -> float | None:
     stops_drafting = any(num_draft_tokens == 0 for _, _, num_draft_tokens in schedule)
     return None if stops_drafting else settings.min_draft_coverage
+
+
+def _load(settings: CanarySettings, schedule: Schedule, weight_percent: int) -> int:
+    """Requests kept open in a step: the recipe's, but in the last step no more than the schedule drafts for.
+
+    Only there does every request reach the candidate, so that the load on it is known.
+    """
+    drafting = [last for first, last, num_drafts in schedule if num_drafts > 0 and first <= settings.requests_in_flight]
+    if weight_percent < 100 or not drafting:
+        return settings.requests_in_flight
+    return min(settings.requests_in_flight, max(drafting))
 
 
 def _report(

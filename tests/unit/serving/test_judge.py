@@ -82,9 +82,19 @@ def test_undecided_while_young_or_unanswered() -> None:
 
 
 def test_few_requests_are_judged_on_errors_alone() -> None:
-    healthy, reason = judge(answers(19, num_accepted=0, latency_s=100) + answers(50, arm="baseline"))
+    healthy, reason = judge(answers(4, num_accepted=0, latency_s=100) + answers(50, arm="baseline"))
     assert healthy is True
-    assert "19 requests, 20 needed" in reason
+    assert "acceptance not judged (80 drafted steps, 100 needed)" in reason
+    assert "latency not judged (4 and 50 requests, 20 of each needed)" in reason
+
+
+def test_acceptance_needs_steps_not_requests() -> None:
+    # Under a schedule with K = 0 at this load only the last tokens are drafted: 4.0 over 20 steps says nothing,
+    # and neither does 1.0. Five requests that drafted all the way say enough.
+    assert judge(answers(20, num_steps=1, num_accepted=3), coverage=None)[0] is True
+    assert judge(answers(20, num_steps=1, num_accepted=0), coverage=None)[0] is True
+    healthy, reason = judge(answers(5, num_accepted=0))
+    assert healthy is False and "acceptance length 1.000, at least 1.600" in reason
 
 
 @pytest.mark.parametrize(("num_accepted", "healthy"), [(12, True), (11, False)])
