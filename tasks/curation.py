@@ -8,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from components.contracts import DatasetRef, TargetRef
 from components.curation.curate import Collected, Finished, collect, finish
 from components.curation.regenerate import Regeneration, regenerate
+from components.curation.sources import evaluation_texts
 from components.evaluation.prompts import load_prompts
 from tasks.artifacts import progress_reporter, publish_image, publish_markdown
 from tasks.engines import plain_engine
@@ -80,7 +81,9 @@ def render_and_validate(loop: Loop, target: TargetRef, collected: Collected, ans
 
 
 def _held_out(loop: Loop) -> list[str]:
-    return [message["content"] for prompt in load_prompts(loop.recipe.evaluation) for message in prompt.messages]
+    """The prompts acceptance is measured on, and whatever other evaluation sets the recipe names."""
+    own = [message["content"] for prompt in load_prompts(loop.recipe.evaluation) for message in prompt.messages]
+    return [*own, *evaluation_texts(loop.recipe.curation.decontaminate_against)]
 
 
 def _publish(finished: Finished) -> None:

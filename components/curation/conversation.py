@@ -10,12 +10,17 @@ Plain slotted dataclasses, not pydantic records: there are hundreds of thousands
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from components.contracts import digest_json
 
 Role = Literal["system", "user", "assistant"]
+Variant = Mapping[str, Any]
+"""Variables given to the chat template, such as {"enable_thinking": False}."""
+
+NO_VARIANT: Variant = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ class AnsweredConversation:
 
     conversation: Conversation
     answers: tuple[Answer, ...]
+    variant: Variant = field(default_factory=dict)
+    """Template variables the answers were given under."""
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -19,7 +19,7 @@ from components.curation.filters import prompt_filters, refusal
 from components.curation.funnel import Funnel
 from components.curation.plots import plot_funnel
 from components.curation.quarantine import Quarantine
-from components.curation.regenerate import Regeneration
+from components.curation.regenerate import Regeneration, variant_of
 from components.curation.render import Renderer, load_renderer, prove_masks, rewrites_history
 from components.curation.sources import Mixture, describe_source
 from components.curation.split import TRAIN, VALIDATION, check_both_sides, side_of
@@ -121,7 +121,12 @@ class _Sieve:
         if (reason := refusal(conversation, self._filters)) is not None:
             return reason
         # Later turns also carry answers that do not exist yet; the engine's own limit ends those conversations.
-        if self._renderer.num_prompt_tokens(conversation.messages) > self._settings.max_prompt_tokens:
+        variant = variant_of(conversation.id, self._settings.template_variants)
+        try:
+            num_tokens = self._renderer.num_prompt_tokens(conversation.messages, variant)
+        except CurationError:
+            return "refused by the chat template"  # one without system messages, say
+        if num_tokens > self._settings.max_prompt_tokens:
             return "too many tokens"
         self.funnel.passed("filtered")
         if conversation.id in self._ids:
@@ -252,6 +257,7 @@ def _manifest(
         "unanswered": regeneration.quarantine.by_source(),
         "exact_tokens": regeneration.exact_tokens,
         "template_rewrites_history": rewrites_history(renderer),
+        "template_injects_date": renderer.injects_date,
         "warnings": [f"{finding.expectation}: {finding.observed}" for finding in findings],
         "engine_version": regeneration.engine_version,
         "code_revision": code_revision(),

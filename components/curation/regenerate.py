@@ -18,7 +18,7 @@ import httpx
 
 from components.contracts import Progress, TargetFingerprint, digest_json
 from components.curation.answer_shards import AnswerShards
-from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
+from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message, Variant
 from components.curation.engine_client import EngineClient, RefusedError, Tally, watch_tokens
 from components.curation.quarantine import Quarantine
 from components.errors import CurationError
@@ -171,7 +171,8 @@ class _Run:
             history.append(Message("assistant", answer.text))
             if answer.truncated:
                 break
-        return AnsweredConversation(conversation, tuple(answers)) if answers else None
+        variant = variant_of(conversation.id, self.settings.template_variants)
+        return AnsweredConversation(conversation, tuple(answers), variant) if answers else None
 
     async def _answer(self, conversation: Conversation, history: list[Message], client: EngineClient) -> Answer:
         temperature = temperature_of(conversation.id, self.settings.temperatures)
@@ -180,6 +181,8 @@ class _Run:
             "temperature": temperature,
             "max_tokens": self.settings.max_answer_tokens,
         }
+        if variant := variant_of(conversation.id, self.settings.template_variants):
+            request["chat_template_kwargs"] = dict(variant)
         key = digest_json({"fingerprint": self.fingerprint.digest, **request})
         known = self.shards.get(key)
         if known is not None:
@@ -200,6 +203,11 @@ class _Run:
                 got=reasons,
                 fix="Look at the engine's log; the answers that came are kept and will be reused.",
             )
+
+
+def variant_of(conversation_id: str, variants: Sequence[Variant]) -> Variant:
+    """Template variables of a conversation: by its id, and independent of its temperature."""
+    return variants[int(conversation_id[-16:-8], 16) % len(variants)]
 
 
 def temperature_of(conversation_id: str, temperatures: Sequence[float]) -> float:

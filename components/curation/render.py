@@ -8,6 +8,9 @@ Where it did not, the texts are tokenised again: with `{% generation %}` the tem
 an answer is the difference between the rendering up to its turn with and without it.
 
 Either way the end-of-turn token is supervised only where the target produced it.
+
+A template may take variables (Qwen3's `enable_thinking`): a conversation's variant travels with it, to the engine and
+to every rendering.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from components.contracts import TargetRef
-from components.curation.conversation import AnsweredConversation, Message, Row
+from components.curation.conversation import NO_VARIANT, AnsweredConversation, Message, Row, Variant
 from components.errors import CurationError
 
 _PROBE = (
@@ -34,20 +39,24 @@ class Renderer:
     def __init__(self, tokenizer: Any, *, name: str) -> None:
         self._tokenizer = tokenizer
         self._name = name
+        # Gemma's <end_of_turn> is not its eos token, so whatever special token follows an answer ends it.
+        specials = {str(token) for token in (*tokenizer.all_special_tokens, tokenizer.eos_token or "")} - {""}
+        self._closings = sorted(specials, key=len, reverse=True)
+        self.injects_date = "strftime_now" in tokenizer.chat_template
         self._marks_answers = "{% generation %}" in tokenizer.chat_template.replace("{%-", "{%").replace("-%}", "%}")
         self.vocab_size = len(tokenizer)
 
-    def prompt_token_ids(self, messages: Sequence[Message]) -> list[int]:
+    def prompt_token_ids(self, messages: Sequence[Message], variant: Variant = NO_VARIANT) -> list[int]:
         """Token ids of a prompt as the engine will see it, the opening of the answer included."""
-        return self.encode(self._text(messages, open_answer=True))
+        return self.encode(self._text(messages, variant, open_answer=True))
 
-    def text(self, messages: Sequence[Message]) -> str:
+    def text(self, messages: Sequence[Message], variant: Variant = NO_VARIANT) -> str:
         """A finished conversation through the template."""
-        return self._text(messages, open_answer=False)
+        return self._text(messages, variant, open_answer=False)
 
-    def num_prompt_tokens(self, messages: Sequence[Message]) -> int:
+    def num_prompt_tokens(self, messages: Sequence[Message], variant: Variant = NO_VARIANT) -> int:
         """Tokens of a prompt."""
-        return len(self.prompt_token_ids(messages))
+        return len(self.prompt_token_ids(messages, variant))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`, special tokens left out."""
@@ -73,8 +82,9 @@ class Renderer:
 
     def _exact(self, answered: AnsweredConversation) -> tuple[list[int], list[bool]]:
         last = answered.answers[-1]
-        ours = self.prompt_token_ids(answered.messages[:-1])
-        if ours != list(last.prompt_token_ids):
+        ours = self.prompt_token_ids(answered.messages[:-1], answered.variant)
+        # A template with today's date in it reads differently tomorrow, when a rerun takes up yesterday's answers.
+        if ours != list(last.prompt_token_ids) and not self.injects_date:
             raise CurationError(
                 f"the engine rendered conversation {answered.conversation.id[:16]} differently from the chat template"
                 f" of {self._name}",
@@ -94,8 +104,8 @@ class Renderer:
     def _retokenised(self, answered: AnsweredConversation) -> tuple[list[int], list[bool]]:
         messages = answered.messages
         if self._marks_answers and not answered.answers[-1].truncated:
-            return self._marked(messages)
-        text, spans = self.answer_spans(messages)
+            return self._marked(messages, answered.variant)
+        text, spans = self.answer_spans(messages, answered.variant)
         if answered.answers[-1].truncated:
             start, _ = spans[-1]
             answer = messages[-1].content.strip()
@@ -108,21 +118,30 @@ class Renderer:
         ]
         return list(encoded["input_ids"]), mask
 
-    def _marked(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+    def _marked(self, messages: Sequence[Message], variant: Variant) -> tuple[list[int], list[bool]]:
         encoded = self._tokenizer.apply_chat_template(
-            [message.as_dict() for message in messages], return_dict=True, return_assistant_tokens_mask=True
+            [message.as_dict() for message in messages],
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **variant,
         )
         return list(encoded["input_ids"]), [bool(value) for value in encoded["assistant_masks"]]
 
-    def answer_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
-        """The whole chat as text, and the character span of each answer, its end-of-turn token included."""
-        whole = self._text(messages, open_answer=False)
+    def answer_spans(
+        self, messages: Sequence[Message], variant: Variant = NO_VARIANT
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The whole chat as text, and the character span of each answer, its end-of-turn token included.
+
+        Raises:
+            CurationError: the template alters answers, or rewrites history.
+        """
+        whole = self._text(messages, variant, open_answer=False)
         spans: list[tuple[int, int]] = []
         for index, message in enumerate(messages):
             if message.role != "assistant":
                 continue
-            before = self._text(messages[:index], open_answer=True)
-            upto = self._text(messages[: index + 1], open_answer=False)
+            before = self._text(messages[:index], variant, open_answer=True)
+            upto = self._text(messages[: index + 1], variant, open_answer=False)
             if not upto.startswith(before) or not whole.startswith(upto.rstrip()):
                 raise CurationError(
                     f"the chat template of {self._name} rewrites history",
@@ -137,15 +156,16 @@ class Renderer:
         if position < 0:
             raise CurationError(f"the chat template of {self._name} alters answers", got=repr(text[start : start + 80]))
         end = position + len(answer.strip())
-        closing = str(self._tokenizer.eos_token or "")
-        return end + len(closing) if closing and text.startswith(closing, end) else end
+        return end + next((len(closing) for closing in self._closings if text.startswith(closing, end)), 0)
 
-    def _text(self, messages: Sequence[Message], *, open_answer: bool) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                [message.as_dict() for message in messages], tokenize=False, add_generation_prompt=open_answer
+    def _text(self, messages: Sequence[Message], variant: Variant, *, open_answer: bool) -> str:
+        turns = [message.as_dict() for message in messages]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=open_answer, **variant)
             )
-        )
+        except TemplateError as error:
+            raise CurationError(f"the chat template of {self._name} refuses a conversation", got=error) from error
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text` as it stands: no special tokens are added."""
@@ -182,13 +202,18 @@ def renderer_of(folder: Path, *, name: str) -> Renderer:
 def rewrites_history(renderer: Renderer) -> str | None:
     """What the template does to earlier answers once the conversation goes on; None if it leaves them alone.
 
-    Thinking models drop the reasoning of earlier turns, some templates inject dates or trim answers. Single-turn
+    Thinking models drop the reasoning of earlier turns, others move the system message to the last turn. Single-turn
     training does not mind; multi-turn rows then supervise only the answers whose tokens survived.
     """
-    try:
-        renderer.answer_spans(_PROBE)
-    except CurationError as error:
-        return error.problem
+    for system in ((), (Message("system", "Be brief."),)):
+        try:
+            renderer.text((*system, _PROBE[0]))
+        except CurationError:
+            continue  # a template that knows no system message, or no chat at all: its rows are refused one by one
+        try:
+            renderer.answer_spans((*system, *_PROBE))
+        except CurationError as error:
+            return error.problem
     return None
 
 

@@ -34,11 +34,29 @@ def read_row(row: object, *, column: str, source: str, max_turns: int) -> Conver
     Raises:
         BadRowError: with the reason the row is quarantined under.
     """
+    return build_conversation(_read_turns(row, column), source=source, max_turns=max_turns)
+
+
+def turn_texts(row: object, *, column: str) -> list[str]:
+    """The text of every turn of a row, whoever speaks.
+
+    Raises:
+        BadRowError: as `read_row`, for what is no turn at all, and for an empty or broken one.
+    """
+    texts = [text for _, text in _read_turns(row, column)]
+    if any(is_broken(text) for text in texts):
+        raise BadRowError("broken text")
+    if not texts or not all(text.strip() for text in texts):
+        raise BadRowError("empty turn")
+    return texts
+
+
+def _read_turns(row: object, column: str) -> list[tuple[str, str]]:
     if isinstance(row, BadRowError):
         raise row
     if isinstance(row, bytes):
         raise BadRowError("not UTF-8 JSON")
-    return build_conversation(_turns(_value(row, column)), source=source, max_turns=max_turns)
+    return _turns(_value(row, column))
 
 
 def build_conversation(turns: Sequence[tuple[str, str]], *, source: str, max_turns: int) -> Conversation:

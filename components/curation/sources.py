@@ -7,17 +7,20 @@ A source is a small adapter that yields located rows (`packages.package_rows`, H
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
-from components.contracts import digest_file, is_held_out
+from components.contracts import digest_file, digest_json, is_held_out
 from components.curation import packages
 from components.curation.conversation import Conversation
 from components.curation.packages import LocatedRow, parse_json_line
+from components.curation.presets import Preset, preset_of
 from components.curation.quarantine import BadRowError, Quarantine
-from components.curation.rows import read_row
+from components.curation.rows import read_row, turn_texts
 from components.errors import CurationError
 from components.settings import CurationSettings, SourceSettings
 
@@ -84,7 +87,7 @@ class Mixture:
         self.num_read += 1
         try:
             conversation = read_row(
-                row, column=entry.source.column, source=entry.source.name, max_turns=self._settings.max_turns
+                row, column=column_of(entry.source), source=entry.source.name, max_turns=self._settings.max_turns
             )
         except BadRowError as reason:
             self._quarantine.add(entry.source.name, str(reason), where=where)
@@ -112,16 +115,47 @@ def load_conversations(settings: CurationSettings, *, quarantine: Quarantine | N
 
 
 def open_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:
-    """Located rows of one source.
+    """Located rows of one source, shuffled by `seed`.
 
     Raises:
-        CurationError: unknown package source, missing file, or a data set that cannot be loaded.
+        CurationError: unknown package source or preset, a preset that is evaluation's, missing file, or a data set that
+            cannot be loaded.
     """
     if source.kind == "package":
         return packages.package_rows(source.name, seed=seed, parts=source.parts)
     if source.kind == "file":
-        return _file_rows(source, seed=seed)
+        return _shuffled(_file_rows(source), seed=seed)
+    if source.kind == "preset" and preset_of(source.preset or source.name).is_evaluation:
+        raise CurationError(
+            f"source '{source.name}' is an evaluation set, not training data",
+            fix="Name it under curation.decontaminate_against, or take a preset with a training split.",
+        )
     return _hub_rows(source, seed=seed)
+
+
+def evaluation_texts(sources: Sequence[SourceSettings]) -> Iterator[str]:
+    """Every turn of other evaluation sets, to be kept out of training.
+
+    Raises:
+        CurationError: a source that cannot be opened, or a row of it that cannot be read: a set that is known only in
+            part would let the rest through.
+    """
+    for source in sources:
+        rows = _file_rows(source) if source.kind == "file" else _hub_rows(source, seed=None)
+        for where, row in rows:
+            try:
+                yield from turn_texts(row, column=column_of(source))
+            except BadRowError as reason:
+                raise CurationError(
+                    f"evaluation set '{source.name}' has a row that cannot be read", got=f"{where}: {reason}"
+                ) from None
+
+
+def column_of(source: SourceSettings) -> str:
+    """The column looked at first: the recipe's, else the preset's, else `messages`."""
+    if source.column is not None:
+        return source.column
+    return preset_of(source.preset or source.name).column if source.kind == "preset" else "messages"
 
 
 def describe_source(source: SourceSettings) -> dict[str, str]:
@@ -130,25 +164,81 @@ def describe_source(source: SourceSettings) -> dict[str, str]:
         version = packages.package_version(source.name)
         return {"name": source.name, "revision": version, "licence": packages.LICENCES[source.name]}
     if source.kind == "file":
-        return {"name": source.name, "revision": digest_file(_source_file(source)), "licence": "unknown"}
-    return {"name": source.name, "revision": f"{source.repo_id}@{source.revision or 'main'}", "licence": "see the hub"}
+        digests = [digest_file(path) for path in _source_files(source)]
+        revision = digests[0] if len(digests) == 1 else digest_json(digests)
+        return {"name": source.name, "revision": revision, "licence": "unknown"}
+    preset = _hub_location(source)
+    return {
+        "name": source.name,
+        "revision": f"{preset.repo_id}@{source.revision or 'main'}",
+        "licence": preset.licence,
+    }
 
 
-def _source_file(source: SourceSettings) -> Path:
+def _hub_location(source: SourceSettings) -> Preset:
+    """Where the rows of a Hub source lie: the preset's place, with what the recipe says itself in front."""
+    if source.kind == "preset":
+        base = preset_of(source.preset or source.name)
+    elif source.repo_id is not None:
+        base = Preset(repo_id=source.repo_id, split="train", column="messages", licence="see the hub")
+    else:
+        raise CurationError(f"source '{source.name}' of kind 'huggingface' needs a repo_id")
+    return replace(
+        base,
+        repo_id=source.repo_id or base.repo_id,
+        subset=source.subset or base.subset,
+        split=source.split or base.split,
+        column=column_of(source),
+    )
+
+
+def _source_files(source: SourceSettings) -> list[Path]:
     if source.path is None:
         raise CurationError(f"source '{source.name}' of kind 'file' needs a path")
     path = Path(source.path)
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix in _READERS)
+        if not found:
+            raise CurationError(
+                f"the folder of source '{source.name}' has no data", got=path, expected=", ".join(_READERS)
+            )
+        return found
     if not path.is_file():
         raise CurationError(f"the file of source '{source.name}' is missing", got=path)
-    return path
+    if path.suffix not in _READERS:
+        raise CurationError(f"cannot read {path.name}", got=path.suffix or "no suffix", expected=", ".join(_READERS))
+    return [path]
 
 
-def _file_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:
-    path = _source_file(source)
-    readers = {".jsonl": _jsonl, ".json": _jsonl, ".parquet": _parquet, ".arrow": _arrow}
-    if path.suffix not in readers:
-        raise CurationError(f"cannot read {path.name}", got=path.suffix or "no suffix", expected=", ".join(readers))
-    return _shuffled(readers[path.suffix](path), seed=seed)
+def _file_rows(source: SourceSettings) -> Iterator[LocatedRow]:
+    return chain.from_iterable(_READERS[path.suffix](path) for path in _source_files(source))
+
+
+def _text(path: Path) -> Iterator[LocatedRow]:
+    """One prompt a line."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text: object = line.decode().strip()
+            except UnicodeDecodeError:
+                text = BadRowError("not UTF-8 text")
+            if text:
+                yield f"{path.name}:{number}", text
+
+
+def _json(path: Path) -> Iterator[LocatedRow]:
+    """A JSON array of rows, as ShareGPT and Alpaca come; else JSON lines."""
+    with path.open("rb") as file:
+        opening = file.read(64).lstrip()[:1]
+    if opening != b"[":
+        yield from _jsonl(path)
+        return
+    try:
+        rows = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CurationError(f"{path.name} is not JSON", got=error) from None
+    for number, row in enumerate(rows, start=1):
+        yield f"{path.name}[{number}]", row
 
 
 def _jsonl(path: Path) -> Iterator[LocatedRow]:
@@ -183,19 +273,39 @@ def _arrow(path: Path) -> Iterator[LocatedRow]:
             raise CurationError(f"{path.name} is not an Arrow IPC file") from None
 
 
-def _hub_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:
+_READERS: dict[str, Callable[[Path], Iterator[LocatedRow]]] = {
+    ".jsonl": _jsonl, ".json": _json, ".parquet": _parquet, ".arrow": _arrow, ".txt": _text
+}  # fmt: skip
+
+
+def _hub_rows(source: SourceSettings, *, seed: int | None) -> Iterator[LocatedRow]:
     from datasets import load_dataset
 
-    if source.repo_id is None:
-        raise CurationError(f"source '{source.name}' of kind 'huggingface' needs a repo_id")
+    place = _hub_location(source)
     try:
-        rows = load_dataset(source.repo_id, split=source.split, revision=source.revision, streaming=True)
+        rows = load_dataset(
+            place.repo_id, place.subset, split=place.split, revision=source.revision, streaming=source.streaming
+        )
     except Exception as error:
         raise CurationError(
-            f"cannot load the data set of source '{source.name}'", got=f"{source.repo_id}: {error}"
+            f"cannot load the data set of source '{source.name}'", got=f"{place.repo_id}: {error}"
         ) from error
-    shuffled = rows.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER_ROWS)
-    return ((f"{source.repo_id}[{index}]", row) for index, row in enumerate(shuffled))
+    _check_column(rows.column_names, source=source, column=place.column)
+    if seed is not None:
+        # Streamed rows are shuffled through a buffer, downloaded ones as a whole.
+        rows = rows.shuffle(seed=seed, **({"buffer_size": SHUFFLE_BUFFER_ROWS} if source.streaming else {}))
+    return ((f"{place.repo_id}[{index}]", row) for index, row in enumerate(rows))
+
+
+def _check_column(names: Sequence[str] | None, *, source: SourceSettings, column: str) -> None:
+    """A column the recipe or a preset names must be there: another one in its place would train on other text."""
+    is_named = source.column is not None or source.kind == "preset"
+    if is_named and names is not None and column not in names:
+        raise CurationError(
+            f"the data set of source '{source.name}' has no column '{column}'",
+            got=", ".join(names),
+            fix=f"Set curation.sources.{source.name}.column.",
+        )
 
 
 def _shuffled(rows: Iterator[LocatedRow], *, seed: int) -> Iterator[LocatedRow]:
