@@ -23,6 +23,7 @@ from components.curation.regenerate import Regeneration, variant_of
 from components.curation.render import Renderer, load_renderer, prove_masks, rewrites_history
 from components.curation.sources import Mixture, describe_source
 from components.curation.split import TRAIN, VALIDATION, check_both_sides, side_of
+from components.curation.text import batches
 from components.curation.validate import Finding, Validation, scalar_frame, validate_frame
 from components.errors import CurationError, DatasetValidationError
 from components.settings import CurationSettings
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REPORT_INTERVAL_S = 4.0
+BATCH = 64
+"""Conversations filtered or rendered at once."""
 NUM_PROVEN_ROWS = 200
 """Rows whose masked spans are decoded and compared with their answers; all of a small data set."""
 
@@ -78,10 +81,14 @@ def collect(
     sieve = _Sieve(settings, renderer, HeldOut(held_out), refused)
     kept: list[Conversation] = []
     reported = time.monotonic()
-    for conversation in mixture:
-        if sieve.keeps(conversation):
-            mixture.accept()
-            kept.append(conversation)
+    num_unused = 0
+    for batch in batches(mixture, BATCH):
+        verdicts = sieve.sift(batch, at_most=settings.num_conversations - len(kept))
+        kept += [conversation for conversation, is_kept in zip(batch, verdicts, strict=False) if is_kept]
+        num_unused = len(batch) - len(verdicts)
+        for index, conversation in enumerate(batch):
+            if index >= len(verdicts) or not verdicts[index]:
+                mixture.refuse(conversation.source)
         if time.monotonic() - reported >= REPORT_INTERVAL_S:
             progress(f"collect: {mixture.num_read} rows read", len(kept), settings.num_conversations)
             reported = time.monotonic()
@@ -89,10 +96,11 @@ def collect(
             break
     progress("collect: done", len(kept), settings.num_conversations)
     check_both_sides([side_of(c.id, validation_share=settings.validation_share) for c in kept])
+    num_read = mixture.num_read - num_unused  # the last batch may hold more than was needed
     read = {
-        "read": mixture.num_read,
-        "well_formed": mixture.num_read - quarantine.total,
-        "not_held_out": mixture.num_read - quarantine.total - mixture.num_held_out,
+        "read": num_read,
+        "well_formed": num_read - quarantine.total,
+        "not_held_out": num_read - quarantine.total - mixture.num_held_out,
     }
     funnel = Funnel({**read, **sieve.funnel.as_dict()})
     return Collected(tuple(kept), funnel.as_dict(), quarantine, refused, mixture.num_accepted)
@@ -111,23 +119,38 @@ class _Sieve:
         self._near = NearDuplicateIndex(threshold=settings.near_duplicate_threshold)
         self.funnel = Funnel(dict.fromkeys(("filtered", "unique", "not_near_duplicate", "decontaminated"), 0))
 
-    def keeps(self, conversation: Conversation) -> bool:
-        reason = self._reason(conversation)
-        if reason is not None:
-            self._refused.add(conversation.source, reason, where=conversation.id)
-        return reason is None
+    def sift(self, batch: Sequence[Conversation], *, at_most: int) -> list[bool]:
+        """Whether each conversation of the batch is kept, up to and including the one that is number `at_most`."""
+        reasons = self._filter(batch)
+        verdicts: list[bool] = []
+        for conversation, filtered in zip(batch, reasons, strict=True):
+            if sum(verdicts) == at_most:
+                break
+            reason = filtered or self._compare(conversation)
+            if reason is not None:
+                self._refused.add(conversation.source, reason, where=conversation.id)
+            verdicts.append(reason is None)
+        return verdicts
 
-    def _reason(self, conversation: Conversation) -> str | None:
-        if (reason := refusal(conversation, self._filters)) is not None:
-            return reason
+    def _filter(self, batch: Sequence[Conversation]) -> list[str | None]:
+        """What each conversation says by itself; tokens are counted for all that are left at once."""
+        reasons = [refusal(conversation, self._filters) for conversation in batch]
+        left = [conversation for conversation, reason in zip(batch, reasons, strict=True) if reason is None]
         # Later turns also carry answers that do not exist yet; the engine's own limit ends those conversations.
-        variant = variant_of(conversation.id, self._settings.template_variants)
-        try:
-            num_tokens = self._renderer.num_prompt_tokens(conversation.messages, variant)
-        except CurationError:
+        counts = iter(
+            self._renderer.num_prompt_tokens(
+                [(chat.messages, variant_of(chat.id, self._settings.template_variants)) for chat in left]
+            )
+        )
+        return [self._length(next(counts)) if reason is None else reason for reason in reasons]
+
+    def _length(self, num_tokens: int | None) -> str | None:
+        if num_tokens is None:
             return "refused by the chat template"  # one without system messages, say
-        if num_tokens > self._settings.max_prompt_tokens:
-            return "too many tokens"
+        return "too many tokens" if num_tokens > self._settings.max_prompt_tokens else None
+
+    def _compare(self, conversation: Conversation) -> str | None:
+        """What a conversation shares with others."""
         self.funnel.passed("filtered")
         if conversation.id in self._ids:
             return "duplicate"
@@ -231,8 +254,8 @@ def _render(answered: Sequence[AnsweredConversation], renderer: Renderer, progre
         raise CurationError("there are no answered conversations to render")
     rows: list[Row] = []
     reported = time.monotonic()
-    for item in answered:
-        rows.append(renderer.render(item))
+    for batch in batches(answered, BATCH):
+        rows += renderer.render_all(batch)
         if time.monotonic() - reported >= REPORT_INTERVAL_S:
             progress("render", len(rows), len(answered))
             reported = time.monotonic()

@@ -15,7 +15,7 @@ to every rendering.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,12 @@ from jinja2 import TemplateError
 from components.contracts import TargetRef
 from components.curation.conversation import NO_VARIANT, AnsweredConversation, Message, Row, Variant
 from components.errors import CurationError
+
+Span = tuple[int, int]
+"""[start, end) in characters."""
+
+Rendered = tuple[tuple[int, ...], tuple[bool, ...]]
+"""Token ids and loss mask."""
 
 _PROBE = (
     Message("user", "What is two plus two?"),
@@ -34,121 +40,154 @@ _PROBE = (
 
 
 class Renderer:
-    """The target's tokenizer and chat template. Build it with `load_renderer`."""
+    """The target's tokenizer and chat template. Build it with `load_renderer`.
+
+    Everything takes batches: one call of the tokenizer for many texts is several times as fast as many calls.
+    """
 
     def __init__(self, tokenizer: Any, *, name: str) -> None:
         self._tokenizer = tokenizer
         self._name = name
+        template = tokenizer.get_chat_template()
         # Gemma's <end_of_turn> is not its eos token, so whatever special token follows an answer ends it.
         specials = {str(token) for token in (*tokenizer.all_special_tokens, tokenizer.eos_token or "")} - {""}
         self._closings = sorted(specials, key=len, reverse=True)
-        self.injects_date = "strftime_now" in tokenizer.chat_template
-        self._marks_answers = "{% generation %}" in tokenizer.chat_template.replace("{%-", "{%").replace("-%}", "%}")
+        self.injects_date = "strftime_now" in template
+        self._marks_answers = "{% generation %}" in template.replace("{%-", "{%").replace("-%}", "%}")
         self.vocab_size = len(tokenizer)
 
     def prompt_token_ids(self, messages: Sequence[Message], variant: Variant = NO_VARIANT) -> list[int]:
         """Token ids of a prompt as the engine will see it, the opening of the answer included."""
-        return self.encode(self._text(messages, variant, open_answer=True))
+        return self.encode_all(self._texts([messages], variant, open_answer=True))[0]
 
     def text(self, messages: Sequence[Message], variant: Variant = NO_VARIANT) -> str:
         """A finished conversation through the template."""
-        return self._text(messages, variant, open_answer=False)
+        return self._texts([messages], variant, open_answer=False)[0]
 
-    def num_prompt_tokens(self, messages: Sequence[Message], variant: Variant = NO_VARIANT) -> int:
-        """Tokens of a prompt."""
-        return len(self.prompt_token_ids(messages, variant))
+    def num_prompt_tokens(self, chats: Sequence[tuple[Sequence[Message], Variant]]) -> list[int | None]:
+        """Tokens of each prompt; None where the template refuses it."""
+        texts: list[str | None] = []
+        for messages, variant in chats:
+            try:
+                texts.append(self._texts([messages], variant, open_answer=True)[0])
+            except CurationError:
+                texts.append(None)
+        lengths = iter([len(ids) for ids in self.encode_all([text for text in texts if text is not None])])
+        return [None if text is None else next(lengths) for text in texts]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`, special tokens left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text` as it stands: no special tokens are added."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode`, for many texts."""
+        return list(self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]) if texts else []
+
     def render(self, answered: AnsweredConversation) -> Row:
-        """Render one answered conversation.
+        """Render one answered conversation; see `render_all`."""
+        return self.render_all([answered])[0]
+
+    def render_all(self, answered: Sequence[AnsweredConversation]) -> list[Row]:
+        """Render answered conversations, in order.
 
         Raises:
             CurationError: the engine's prompt is not what this template gives, or the template rewrites history.
         """
-        exact = all(answer.token_ids and answer.prompt_token_ids for answer in answered.answers)
-        token_ids, mask = self._exact(answered) if exact else self._retokenised(answered)
-        return Row(
-            conversation_id=answered.conversation.id,
-            source=answered.conversation.source,
-            token_ids=tuple(token_ids),
-            loss_mask=tuple(mask),
-            num_turns=len(answered.answers),
-            truncated=answered.answers[-1].truncated,
-            exact=exact,
-        )
+        exact = [item for item in answered if _is_exact(item)]
+        others = [item for item in answered if not _is_exact(item)]
+        rendered = iter(self._exact(exact))
+        retokenised = iter(self._retokenised(others))
+        return [
+            _row(item, *next(rendered if _is_exact(item) else retokenised), exact=_is_exact(item)) for item in answered
+        ]
 
-    def _exact(self, answered: AnsweredConversation) -> tuple[list[int], list[bool]]:
-        last = answered.answers[-1]
-        ours = self.prompt_token_ids(answered.messages[:-1], answered.variant)
-        # A template with today's date in it reads differently tomorrow, when a rerun takes up yesterday's answers.
-        if ours != list(last.prompt_token_ids) and not self.injects_date:
-            raise CurationError(
-                f"the engine rendered conversation {answered.conversation.id[:16]} differently from the chat template"
-                f" of {self._name}",
-                got=f"{len(last.prompt_token_ids)} prompt tokens",
-                expected=f"{len(ours)}",
-                fix="Serve the target with its own tokenizer and chat template.",
-            )
-        token_ids = [*last.prompt_token_ids, *last.token_ids]
-        mask = [False] * len(token_ids)
-        for answer in answered.answers:
-            start = len(answer.prompt_token_ids)
-            end = start + len(answer.token_ids)
-            if token_ids[:end] == [*answer.prompt_token_ids, *answer.token_ids]:
-                mask[start:end] = [True] * (end - start)
-        return token_ids, mask
+    def _exact(self, answered: Sequence[AnsweredConversation]) -> Iterator[Rendered]:
+        """Rows of the engine's own ids, each compared with what the template gives here."""
+        texts = [self._texts([item.messages[:-1]], item.variant, open_answer=True)[0] for item in answered]
+        for item, ours in zip(answered, self.encode_all(texts), strict=True):
+            last = item.answers[-1]
+            # A template with today's date in it reads differently tomorrow, when a rerun takes up yesterday's answers.
+            if ours != list(last.prompt_token_ids) and not self.injects_date:
+                raise CurationError(
+                    f"the engine rendered conversation {item.conversation.id[:16]} differently from the chat template"
+                    f" of {self._name}",
+                    got=f"{len(last.prompt_token_ids)} prompt tokens",
+                    expected=f"{len(ours)}",
+                    fix="Serve the target with its own tokenizer and chat template.",
+                )
+            token_ids = (*last.prompt_token_ids, *last.token_ids)
+            mask = [False] * len(token_ids)
+            for answer in item.answers:
+                start = len(answer.prompt_token_ids)
+                end = start + len(answer.token_ids)
+                if token_ids[:end] == (*answer.prompt_token_ids, *answer.token_ids):
+                    mask[start:end] = [True] * (end - start)
+            yield token_ids, tuple(mask)
 
-    def _retokenised(self, answered: AnsweredConversation) -> tuple[list[int], list[bool]]:
-        messages = answered.messages
-        if self._marks_answers and not answered.answers[-1].truncated:
-            return self._marked(messages, answered.variant)
-        text, spans = self.answer_spans(messages, answered.variant)
-        if answered.answers[-1].truncated:
+    def _retokenised(self, answered: Sequence[AnsweredConversation]) -> Iterator[Rendered]:
+        """Rows of texts that are tokenised again."""
+        placed = [None if self._is_marked(item) else self._placed(item) for item in answered]
+        encoded = self._encode_with_offsets([text for text, _ in filter(None, placed)])
+        for item, place in zip(answered, placed, strict=True):
+            if place is None:
+                yield self._marked(item)
+            else:
+                token_ids, offsets = next(encoded)
+                yield tuple(token_ids), _covered(offsets, place[1])
+
+    def _is_marked(self, item: AnsweredConversation) -> bool:
+        return self._marks_answers and not item.answers[-1].truncated
+
+    def _placed(self, item: AnsweredConversation) -> tuple[str, list[Span]]:
+        text, spans = self.answer_spans(item.messages, item.variant)
+        if item.answers[-1].truncated:
             start, _ = spans[-1]
-            answer = messages[-1].content.strip()
+            answer = item.messages[-1].content.strip()
             end = text.index(answer, start) + len(answer)
             text, spans = text[:end], [*spans[:-1], (start, end)]
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        mask = [
-            any(start < end and left < end and right > start and left < right for start, end in spans)
-            for left, right in encoded["offset_mapping"]
-        ]
-        return list(encoded["input_ids"]), mask
+        return text, [span for span in spans if span[0] < span[1]]
 
-    def _marked(self, messages: Sequence[Message], variant: Variant) -> tuple[list[int], list[bool]]:
+    def _encode_with_offsets(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[Span]]]:
+        if not texts:
+            return iter(())
+        encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+        return zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+
+    def _marked(self, item: AnsweredConversation) -> Rendered:
         encoded = self._tokenizer.apply_chat_template(
-            [message.as_dict() for message in messages],
+            [message.as_dict() for message in item.messages],
             return_dict=True,
             return_assistant_tokens_mask=True,
-            **variant,
+            **item.variant,
         )
-        return list(encoded["input_ids"]), [bool(value) for value in encoded["assistant_masks"]]
+        return tuple(encoded["input_ids"]), tuple(bool(value) for value in encoded["assistant_masks"])
 
-    def answer_spans(
-        self, messages: Sequence[Message], variant: Variant = NO_VARIANT
-    ) -> tuple[str, list[tuple[int, int]]]:
+    def answer_spans(self, messages: Sequence[Message], variant: Variant = NO_VARIANT) -> tuple[str, list[Span]]:
         """The whole chat as text, and the character span of each answer, its end-of-turn token included.
 
         Raises:
             CurationError: the template alters answers, or rewrites history.
         """
-        whole = self._text(messages, variant, open_answer=False)
-        spans: list[tuple[int, int]] = []
-        for index, message in enumerate(messages):
-            if message.role != "assistant":
-                continue
-            before = self._text(messages[:index], variant, open_answer=True)
-            upto = self._text(messages[: index + 1], variant, open_answer=False)
+        turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        befores = self._texts([messages[:index] for index in turns], variant, open_answer=True)
+        finished = [messages[: index + 1] for index in turns]
+        if not finished or len(finished[-1]) < len(messages):
+            finished.append(messages)
+        uptos = self._texts(finished, variant, open_answer=False)
+        whole = uptos[-1]
+        spans: list[Span] = []
+        for index, before, upto in zip(turns, befores, uptos, strict=False):
             if not upto.startswith(before) or not whole.startswith(upto.rstrip()):
                 raise CurationError(
                     f"the chat template of {self._name} rewrites history",
                     got=f"turn {index} reads differently once the conversation goes on",
                     fix="Train on single turns (max_turns: 1), or on an engine that returns token ids.",
                 )
-            spans.append((len(before), self._end_of_answer(upto, len(before), message.content)))
+            spans.append((len(before), self._end_of_answer(upto, len(before), messages[index].content)))
         return whole, spans
 
     def _end_of_answer(self, text: str, start: int, answer: str) -> int:
@@ -158,18 +197,43 @@ class Renderer:
         end = position + len(answer.strip())
         return end + next((len(closing) for closing in self._closings if text.startswith(closing, end)), 0)
 
-    def _text(self, messages: Sequence[Message], variant: Variant, *, open_answer: bool) -> str:
-        turns = [message.as_dict() for message in messages]
+    def _texts(self, chats: Sequence[Sequence[Message]], variant: Variant, *, open_answer: bool) -> list[str]:
+        if not chats:
+            return []
+        turns = [[message.as_dict() for message in messages] for messages in chats]
         try:
-            return str(
+            return list(
                 self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=open_answer, **variant)
             )
         except TemplateError as error:
             raise CurationError(f"the chat template of {self._name} refuses a conversation", got=error) from error
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text` as it stands: no special tokens are added."""
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+def _is_exact(item: AnsweredConversation) -> bool:
+    return all(answer.token_ids and answer.prompt_token_ids for answer in item.answers)
+
+
+def _row(item: AnsweredConversation, token_ids: tuple[int, ...], mask: tuple[bool, ...], *, exact: bool) -> Row:
+    return Row(
+        conversation_id=item.conversation.id,
+        source=item.conversation.source,
+        token_ids=token_ids,
+        loss_mask=mask,
+        num_turns=len(item.answers),
+        truncated=item.answers[-1].truncated,
+        exact=exact,
+    )
+
+
+def _covered(offsets: Sequence[Span], spans: Sequence[Span]) -> tuple[bool, ...]:
+    """Per token, whether its characters [left, right) meet a span; spans are ascending and do not touch."""
+    mask = []
+    current = 0
+    for left, right in offsets:
+        while current < len(spans) and spans[current][1] <= left:
+            current += 1
+        mask.append(current < len(spans) and right > spans[current][0] and right > left)
+    return tuple(mask)
 
 
 def load_renderer(target: TargetRef) -> Renderer:

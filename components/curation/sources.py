@@ -46,22 +46,21 @@ class _Open:
 class Mixture:
     """Draws conversations from several sources so that the *accepted* ones stand in the ratio of the weights.
 
-    Iterate, and call `accept()` for the conversation just drawn if it survived the filters. Deterministic: the next
-    draw comes from the source that is furthest behind its share, the first named one on a tie.
+    Iterate, and call `refuse(source)` for each conversation that did not survive the filters; until then it counts as
+    accepted, so that filters may work on batches. Deterministic: the next draw comes from the source that is furthest
+    behind its share, the first named one on a tie.
     """
 
     def __init__(self, settings: CurationSettings, *, quarantine: Quarantine) -> None:
         self._settings = settings
         self._quarantine = quarantine
         self._open = [_Open(source, open_rows(source, seed=settings.seed)) for source in settings.sources]
-        self._last: _Open | None = None
         self.num_read = 0
         self.num_held_out = 0
 
-    def accept(self) -> None:
-        """Count the conversation drawn last towards its source's share."""
-        if self._last is not None:
-            self._last.num_accepted += 1
+    def refuse(self, source: str) -> None:
+        """Take back a conversation that was drawn from `source`: it did not survive."""
+        next(entry for entry in self._open if entry.source.name == source).num_accepted -= 1
 
     @property
     def num_accepted(self) -> dict[str, int]:
@@ -79,7 +78,7 @@ class Mixture:
                 continue
             conversation = self._read(entry, *located)
             if conversation is not None:
-                self._last = entry
+                entry.num_accepted += 1
                 yield conversation
 
     def _read(self, entry: _Open, where: str, row: object) -> Conversation | None:
@@ -109,9 +108,7 @@ def load_conversations(settings: CurationSettings, *, quarantine: Quarantine | N
         CurationError: a source that cannot be opened.
     """
     mixture = Mixture(settings, quarantine=quarantine if quarantine is not None else Quarantine())
-    for conversation in mixture:
-        mixture.accept()
-        yield conversation
+    yield from mixture
 
 
 def open_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:

@@ -1,10 +1,14 @@
-"""Words, n-grams and their hashes, shared by filters, duplicate search and decontamination."""
+"""Words, n-grams, their hashes and batches of rows, shared by the steps of curation."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from itertools import islice
+from typing import TypeVar
 
+T = TypeVar("T")
 WORD = re.compile(r"\w+", re.UNICODE)
 
 
@@ -31,3 +35,10 @@ def is_broken(text: str) -> bool:
         "\ud800" <= char <= "\udfff" or char == "\ufffd" or (char < " " and char not in "\n\r\t") or char == "\x7f"
         for char in text
     )
+
+
+def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of `size` items, the last one shorter."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

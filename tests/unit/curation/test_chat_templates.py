@@ -154,6 +154,22 @@ def test_one_answer_and_its_end_are_supervised(renderers: dict[str, Renderer], n
     assert prove_masks([renderer.render(item)], [item], renderer) == 1
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_batch_renders_as_its_rows_do_and_as_the_template_does(renderers: dict[str, Renderer], name: str) -> None:
+    renderer, family = renderers[name], FAMILIES[name]
+    items = [
+        answered(renderer, family, [(f"What is {n} plus {n}?", f"It is {2 * n}, of course.")], exact=n % 3 == 0)
+        for n in range(12)
+    ]
+    rows = renderer.render_all(items)
+    assert rows == [renderer.render(item) for item in items]
+    for item, row in zip(items, rows, strict=True):
+        if not row.exact:
+            turns = [message.as_dict() for message in item.messages]
+            ids = renderer._tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]
+            assert row.token_ids == tuple(ids)
+
+
 @pytest.mark.parametrize("name", ["chatml", "llama3", "gemma", "mistral"])
 @pytest.mark.parametrize("exact", [True, False])
 def test_every_answer_of_a_chat_is_supervised(renderers: dict[str, Renderer], name: str, exact: bool) -> None:

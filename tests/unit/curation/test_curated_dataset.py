@@ -147,6 +147,11 @@ def test_from_prompts_to_a_validated_data_set(target: TargetRef, tmp_path: Path)
     assert len(collected.conversations) == collected.funnel["decontaminated"] == 60
     counts = list(collected.funnel.values())
     assert counts == sorted(counts, reverse=True)
+    # The last batch holds more rows than were needed: those count nowhere.
+    left_out = collected.quarantine.total + collected.refused.total
+    held_out = collected.funnel["well_formed"] - collected.funnel["not_held_out"]
+    assert collected.funnel["read"] == 60 + left_out + held_out
+    assert collected.num_by_source == {"prompts": 60}
     done = finish_with(settings, target, collected, tmp_path / "out")
     assert done.dataset.funnel["rendered"] == 60
     assert sum(done.dataset.num_conversations.values()) == 60

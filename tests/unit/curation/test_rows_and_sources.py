@@ -17,6 +17,7 @@ from components.curation.packages import MAX_TRAINING_SEED, package_rows
 from components.curation.quarantine import BadRowError, Quarantine
 from components.curation.rows import read_row
 from components.curation.sources import Mixture, load_conversations
+from components.curation.text import batches
 from components.errors import CurationError
 from components.settings import CurationSettings
 
@@ -154,11 +155,24 @@ def test_accepted_conversations_follow_the_weights(tmp_path: Path) -> None:
     accepted = 0
     for draw, conversation in enumerate(mixture):
         if conversation.source == "few" or draw % 2:  # the larger source loses half of its rows
-            mixture.accept()
             accepted += 1
+        else:
+            mixture.refuse(conversation.source)
         if accepted == 400:
             break
     assert mixture.num_accepted["few"] == pytest.approx(100, abs=8)
+
+
+def test_verdicts_that_come_in_batches_keep_the_weights(tmp_path: Path) -> None:
+    many = write_jsonl(tmp_path / "many.jsonl", [f"many {n}" for n in range(4000)])
+    few = write_jsonl(tmp_path / "few.jsonl", [f"few {n}" for n in range(4000)])
+    mixture = Mixture(settings({**many, "weight": 0.75}, {**few, "weight": 0.25}), quarantine=Quarantine())
+    for _, batch in zip(range(20), batches(mixture, 64), strict=False):
+        for conversation in batch[::2]:  # half of every batch, whatever its source
+            mixture.refuse(conversation.source)
+    accepted = mixture.num_accepted
+    assert sum(accepted.values()) == 640
+    assert accepted["few"] == pytest.approx(160, abs=20)
 
 
 def test_a_source_that_gives_nothing_does_not_hold_the_others_up(tmp_path: Path) -> None:
@@ -168,8 +182,8 @@ def test_a_source_that_gives_nothing_does_not_hold_the_others_up(tmp_path: Path)
     sources = []
     for conversation in itertools.islice(mixture, 3000):
         sources.append(conversation.source)
-        if conversation.source == "good":
-            mixture.accept()
+        if conversation.source != "good":
+            mixture.refuse(conversation.source)
     assert "good" in sources
 
 
