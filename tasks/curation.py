@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -28,7 +30,11 @@ def collect_conversations(loop: Loop, target: TargetRef) -> Collected:
     plain_engine(loop, target)
     with loop.stage("collect"):
         return collect(
-            loop.recipe.curation, target=target, held_out=_held_out(loop), progress=progress_reporter("collect")
+            loop.recipe.curation,
+            target=target,
+            held_out=_held_out(loop),
+            spool_path=loop.run_dir / "curation" / "collected.jsonl",
+            progress=progress_reporter("collect"),
         )
 
 
@@ -54,6 +60,7 @@ def regenerate_answers(loop: Loop, target: TargetRef, collected: Collected) -> R
             settings=loop.recipe.curation,
             fingerprint=target.fingerprint,
             shard_dir=loop.state_dir / "answers" / target.fingerprint.digest[:16],
+            spool_path=loop.run_dir / "curation" / "answered.jsonl",
             progress=progress_reporter("regenerate"),
         )
         clock.num_tokens = answers.num_tokens
@@ -75,6 +82,7 @@ def render_and_validate(loop: Loop, target: TargetRef, collected: Collected, ans
             progress=progress_reporter("validate"),
         )
         clock.num_tokens = sum(finished.dataset.num_tokens.values())
+    shutil.rmtree(loop.run_dir / "curation", ignore_errors=True)  # the rows are in the data set now
     loop.remember("dataset", finished.dataset)
     _publish(finished)
     return finished.dataset

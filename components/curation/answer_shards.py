@@ -1,6 +1,7 @@
 """Answers on disk while they come in: append-only JSON-lines shards, looked up by key.
 
-Every run opens a shard of its own, so a line torn by a kill is the last of its file and nothing is ever rewritten.
+Memory holds the place of each answer, not the answer. Every run opens a shard of its own, so a line torn by a kill is
+the last of its file and nothing is ever rewritten.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from components.curation.conversation import Answer
+from components.curation.spool import to_answer
 
 SYNC_INTERVAL_S = 1.0
 """Lines reach the kernel at once, which a killed process needs; the disk within this time, which a power cut needs."""
@@ -24,15 +26,18 @@ class AnswerShards:
 
     def __init__(self, folder: Path) -> None:
         self._folder = Path(folder)
-        self._known: dict[str, Answer] = {}
-        self._file: IO[str] | None = None
+        self._places: dict[bytes, tuple[int, int]] = {}
+        """Number of the file in `_paths`, and offset of the line, by key."""
+        self._paths: list[Path] = []
+        self._readers: dict[int, IO[bytes]] = {}
+        self._file: IO[bytes] | None = None
         self._synced_at = 0.0
         self.num_torn = 0
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(self._folder.glob("answers-*.jsonl")):
-            self._read(path)
+            self._index(path)
         return self
 
     def __exit__(
@@ -43,39 +48,62 @@ class AnswerShards:
             os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
     def get(self, key: str) -> Answer | None:
         """The answer under `key`, if any run gave it."""
-        return self._known.get(key)
+        place = self._places.get(bytes.fromhex(key))
+        if place is None:
+            return None
+        number, offset = place
+        if number not in self._readers:
+            self._readers[number] = self._paths[number].open("rb")
+        reader = self._readers[number]
+        reader.seek(offset)
+        return _parse(reader.readline())[1]
 
     def append(self, key: str, answer: Answer) -> None:
         """Keep an answer: in the kernel's hands when this returns."""
         if self._file is None:
             self._file = self._open_shard()
-        self._file.write(json.dumps({"key": key, **asdict(answer)}, separators=(",", ":")) + "\n")
+        offset = self._file.tell()
+        self._file.write(json.dumps({"key": key, **asdict(answer)}, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
         now = time.monotonic()
         if now - self._synced_at >= SYNC_INTERVAL_S:
             os.fsync(self._file.fileno())
             self._synced_at = now
-        self._known[key] = answer
+        self._places[bytes.fromhex(key)] = (len(self._paths) - 1, offset)
 
-    def _open_shard(self) -> IO[str]:
+    def _open_shard(self) -> IO[bytes]:
         number = len(list(self._folder.glob("answers-*.jsonl")))
         while True:  # another run may take the same number: exclusive creation decides
+            path = self._folder / f"answers-{number:05d}.jsonl"
             try:
-                return (self._folder / f"answers-{number:05d}.jsonl").open("x")
+                file = path.open("xb")
             except FileExistsError:
                 number += 1
+            else:
+                self._paths.append(path)
+                return file
 
-    def _read(self, path: Path) -> None:
-        with path.open() as file:
+    def _index(self, path: Path) -> None:
+        number = len(self._paths)
+        self._paths.append(path)
+        offset = 0
+        with path.open("rb") as file:
             for line in file:
                 try:
-                    record = json.loads(line)
-                    key = record.pop("key")
-                    for name in ("token_ids", "prompt_token_ids"):
-                        record[name] = tuple(record[name])
-                    self._known[key] = Answer(**record)
+                    key, _ = _parse(line)
+                    self._places[bytes.fromhex(key)] = (number, offset)
                 except (ValueError, KeyError, TypeError):
                     self.num_torn += 1
+                offset += len(line)
+
+
+def _parse(line: bytes) -> tuple[str, Answer]:
+    record = json.loads(line)
+    key = str(record.pop("key"))
+    return key, to_answer(record)

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.contracts import DatasetRef, Progress, TargetRef
-from components.curation.conversation import AnsweredConversation, Conversation, Row
+from components.curation.conversation import AnsweredConversation, Conversation
 from components.curation.dataset import DOCS_INDEX, staging_dir, write_dataset
 from components.curation.decontaminate import HeldOut
-from components.curation.dedup import NearDuplicateIndex
+from components.curation.dedup import NearDuplicateIndex, cross_similarity
 from components.curation.filters import prompt_filters, refusal
 from components.curation.funnel import Funnel
 from components.curation.plots import plot_funnel
 from components.curation.quarantine import Quarantine
 from components.curation.regenerate import Regeneration, variant_of
 from components.curation.render import Renderer, load_renderer, prove_masks, rewrites_history
+from components.curation.row_spool import RowSpool
 from components.curation.sources import Mixture, describe_source
 from components.curation.split import TRAIN, VALIDATION, check_both_sides, side_of
+from components.curation.spool import conversation_spool
 from components.curation.text import batches
-from components.curation.validate import Finding, Validation, scalar_frame, validate_frame
+from components.curation.validate import Finding, ScalarFrame, Validation, validate_frame
 from components.errors import CurationError, DatasetValidationError
 from components.settings import CurationSettings
 
@@ -42,7 +44,7 @@ NUM_PROVEN_ROWS = 200
 class Collected:
     """Prompts that survived every filter, in the order drawn, with what was left out and why."""
 
-    conversations: tuple[Conversation, ...]
+    conversations: Sequence[Conversation]
     funnel: dict[str, int]
     quarantine: Quarantine = field(default_factory=Quarantine)
     """Rows that could not be read."""
@@ -61,7 +63,12 @@ class Finished:
 
 
 def collect(
-    settings: CurationSettings, *, target: TargetRef, held_out: Sequence[str] = (), progress: Progress
+    settings: CurationSettings,
+    *,
+    target: TargetRef,
+    held_out: Sequence[str] = (),
+    spool_path: Path,
+    progress: Progress,
 ) -> Collected:
     """Draw from the sources until `num_conversations` prompts passed every filter, or the sources are dry.
 
@@ -69,6 +76,7 @@ def collect(
         settings: the recipe's section.
         target: its tokenizer counts prompt tokens.
         held_out: texts of the evaluation prompts; whatever repeats 13 words of one is left out.
+        spool_path: file for the survivors, so that memory does not grow with them; overwritten.
         progress: called at least every 5 s.
 
     Raises:
@@ -79,12 +87,16 @@ def collect(
     quarantine, refused = Quarantine(), Quarantine()
     mixture = Mixture(settings, quarantine=quarantine)
     sieve = _Sieve(settings, renderer, HeldOut(held_out), refused)
-    kept: list[Conversation] = []
+    kept = conversation_spool(spool_path)
+    sides: set[str] = set()
     reported = time.monotonic()
     num_unused = 0
     for batch in batches(mixture, BATCH):
         verdicts = sieve.sift(batch, at_most=settings.num_conversations - len(kept))
-        kept += [conversation for conversation, is_kept in zip(batch, verdicts, strict=False) if is_kept]
+        for conversation, is_kept in zip(batch, verdicts, strict=False):
+            if is_kept:
+                kept.append(conversation)
+                sides.add(side_of(conversation.id, validation_share=settings.validation_share))
         num_unused = len(batch) - len(verdicts)
         for index, conversation in enumerate(batch):
             if index >= len(verdicts) or not verdicts[index]:
@@ -95,7 +107,7 @@ def collect(
         if len(kept) >= settings.num_conversations:
             break
     progress("collect: done", len(kept), settings.num_conversations)
-    check_both_sides([side_of(c.id, validation_share=settings.validation_share) for c in kept])
+    check_both_sides(sides, num_conversations=len(kept))
     num_read = mixture.num_read - num_unused  # the last batch may hold more than was needed
     read = {
         "read": num_read,
@@ -103,7 +115,8 @@ def collect(
         "not_held_out": num_read - quarantine.total - mixture.num_held_out,
     }
     funnel = Funnel({**read, **sieve.funnel.as_dict()})
-    return Collected(tuple(kept), funnel.as_dict(), quarantine, refused, mixture.num_accepted)
+    kept.flush()
+    return Collected(kept, funnel.as_dict(), quarantine, refused, mixture.num_accepted)
 
 
 class _Sieve:
@@ -194,29 +207,26 @@ def finish(
         DatasetValidationError: a critical expectation failed. No data set is written; the Data Docs are kept.
     """
     renderer = load_renderer(target)
-    answered = regeneration.answered
-    rows = _render(answered, renderer, progress)
-    sides = [side_of(row.conversation_id, validation_share=settings.validation_share) for row in rows]
-    check_both_sides(sides)
-    checker = HeldOut(held_out)
-    contaminated = {item.conversation.id: checker.contaminates(item.conversation) for item in answered}
-    frame = scalar_frame(rows, sides, answered=answered, contaminated=contaminated, settings=settings)
-    funnel = Funnel({**collected.funnel, "answered": len(answered), "rendered": len(rows)}).as_dict()
-    placed = list(zip(rows, sides, strict=True))
     with staging_dir(Path(output_dir)) as staging:
-        progress("validate", 0, len(rows))
-        validation = _validate(frame, staging, Path(output_dir), settings, renderer, max_model_len)
+        rows, frame = _render(
+            regeneration.answered, renderer, HeldOut(held_out), staging, settings=settings, progress=progress
+        )
+        num_rows = sum(rows.counts().values())
+        progress("validate", 0, num_rows)
+        similarity = _similarity_across(regeneration.answered, frame.sides, settings.near_duplicate_threshold)
+        validation = _validate(frame.frame(similarity), staging, Path(output_dir), settings, renderer, max_model_len)
+        funnel = Funnel({**collected.funnel, "answered": len(regeneration.answered), "rendered": num_rows}).as_dict()
         plot_funnel(funnel, staging / "funnel.png")
         _write_examples(collected, regeneration, staging)
         dataset = write_dataset(
-            {side: [row for row, where in placed if where == side] for side in (TRAIN, VALIDATION)},
+            rows,
             output_dir=Path(output_dir),
             fingerprint=target.fingerprint,
             funnel=funnel,
             manifest=_manifest(collected, regeneration, settings, renderer, validation.warnings),
             staging=staging,
         )
-    progress("dataset written", len(rows), len(rows))
+    progress("dataset written", num_rows, num_rows)
     return Finished(dataset, Path(dataset.path) / "funnel.png", validation.warnings)
 
 
@@ -249,18 +259,43 @@ def _write_examples(collected: Collected, regeneration: Regeneration, folder: Pa
     regeneration.quarantine.write(folder / "unanswered.jsonl")
 
 
-def _render(answered: Sequence[AnsweredConversation], renderer: Renderer, progress: Progress) -> list[Row]:
+def _render(
+    answered: Sequence[AnsweredConversation],
+    renderer: Renderer,
+    held_out: HeldOut,
+    folder: Path,
+    *,
+    settings: CurationSettings,
+    progress: Progress,
+) -> tuple[RowSpool, ScalarFrame]:
+    """Rows on disk and their scalars; the masks of the first ones are proven."""
     if not answered:
         raise CurationError("there are no answered conversations to render")
-    rows: list[Row] = []
-    reported = time.monotonic()
+    spool, frame = RowSpool(folder), ScalarFrame()
+    num_done, reported = 0, time.monotonic()
     for batch in batches(answered, BATCH):
-        rows += renderer.render_all(batch)
+        rows = renderer.render_all(batch)
+        if num_done < NUM_PROVEN_ROWS:
+            prove_masks(rows, batch, renderer)
+        for item, row in zip(batch, rows, strict=True):
+            side = side_of(row.conversation_id, validation_share=settings.validation_share)
+            spool.add(row, side)
+            frame.add(row, side, contaminated=held_out.contaminates(item.conversation))
+        num_done += len(batch)
         if time.monotonic() - reported >= REPORT_INTERVAL_S:
-            progress("render", len(rows), len(answered))
+            progress("render", num_done, len(answered))
             reported = time.monotonic()
-    prove_masks(rows[:NUM_PROVEN_ROWS], answered[:NUM_PROVEN_ROWS], renderer)
-    return rows
+    check_both_sides(set(frame.sides), num_conversations=num_done)
+    return spool, frame
+
+
+def _similarity_across(
+    answered: Sequence[AnsweredConversation], sides: Sequence[str], threshold: float
+) -> dict[str, float]:
+    def prompts(side: str) -> Iterator[Conversation]:
+        return (item.conversation for item, where in zip(answered, sides, strict=True) if where == side)
+
+    return cross_similarity(prompts(VALIDATION), prompts(TRAIN), threshold=threshold)
 
 
 def _manifest(

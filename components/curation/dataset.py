@@ -25,8 +25,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ import numpy as np
 import pyarrow as pa
 
 from components.contracts import DatasetRef, TargetFingerprint, digest_file, write_atomic
-from components.curation.conversation import Row
+from components.curation.row_spool import RowSpool, StoredRow
+from components.curation.text import batches
 from components.errors import CurationError
 
 SCHEMA_VERSION = 1
@@ -53,18 +55,6 @@ SCHEMA = pa.schema(
 )
 
 
-def dataset_digest(splits: Mapping[str, Sequence[Row]], *, fingerprint: TargetFingerprint) -> str:
-    """sha256 (hex) over the schema version, the fingerprint and the rows of each split in the order of their ids."""
-    digest = hashlib.sha256(f"{SCHEMA_VERSION}:{fingerprint.digest}".encode())
-    for split in sorted(splits):
-        digest.update(f"\n{split}:{len(splits[split])}\n".encode())
-        for row in sorted(splits[split], key=lambda row: row.conversation_id):
-            digest.update(f"{row.conversation_id}:{row.source}:{len(row.token_ids)}\n".encode())
-            digest.update(np.asarray(row.token_ids, dtype="<i4").tobytes())
-            digest.update(np.asarray(row.loss_mask, dtype=np.bool_).tobytes())
-    return digest.hexdigest()
-
-
 @contextmanager
 def staging_dir(output_dir: Path) -> Iterator[Path]:
     """A temporary folder inside `output_dir`, removed unless it was renamed into place."""
@@ -77,7 +67,7 @@ def staging_dir(output_dir: Path) -> Iterator[Path]:
 
 
 def write_dataset(
-    splits: Mapping[str, Sequence[Row]],
+    rows: RowSpool,
     *,
     output_dir: Path,
     fingerprint: TargetFingerprint,
@@ -88,7 +78,7 @@ def write_dataset(
     """Write shards and manifest into `staging`, then rename it to `<output_dir>/<digest[:16]>`.
 
     Args:
-        splits: rows by split, `train` and `validation`.
+        rows: of both sides; the spool's files are deleted.
         output_dir: parent of all data sets; `staging` must lie inside it (see `staging_dir`).
         fingerprint: of the target that wrote the answers.
         funnel: counts of `funnel.Funnel`.
@@ -101,18 +91,18 @@ def write_dataset(
     Raises:
         CurationError: the folder of that digest holds something else.
     """
-    digest = dataset_digest(splits, fingerprint=fingerprint)
+    digest, names = _write_shards(rows, staging, fingerprint)
+    rows.remove()
     final = Path(output_dir) / digest[:16]
     if final.exists():
         return load_dataset_ref(final)
-    names = [name for split, rows in splits.items() for name in _write_shards(rows, split, staging)]
     entries = {
         "digest": digest,
         "schema_version": SCHEMA_VERSION,
         "fingerprint": fingerprint.model_dump(mode="json"),
-        "num_conversations": {split: len(rows) for split, rows in splits.items()},
-        "num_tokens": {split: sum(len(row.token_ids) for row in rows) for split, rows in splits.items()},
-        "num_loss_tokens": {split: sum(row.num_loss_tokens for row in rows) for split, rows in splits.items()},
+        "num_conversations": rows.counts(),
+        "num_tokens": rows.num_tokens(),
+        "num_loss_tokens": rows.num_loss_tokens(),
         "funnel": dict(funnel),
         "shards": {name: digest_file(staging / name) for name in names},
     }
@@ -158,30 +148,44 @@ def load_dataset_ref(path: Path) -> DatasetRef:
     )
 
 
-def _write_shards(rows: Sequence[Row], split: str, folder: Path) -> list[str]:
-    ordered = sorted(rows, key=lambda row: row.conversation_id)
-    names = []
-    for number, start in enumerate(range(0, max(1, len(ordered)), ROWS_PER_SHARD)):
-        name = f"{split}-{number:05d}.arrow"
-        _write_shard(ordered[start : start + ROWS_PER_SHARD], folder / name)
-        names.append(name)
-    return names
+def _write_shards(rows: RowSpool, folder: Path, fingerprint: TargetFingerprint) -> tuple[str, list[str]]:
+    """The digest, sha256 (hex) over schema version, fingerprint and the ordered rows of each side; and shard names."""
+    digest = hashlib.sha256(f"{SCHEMA_VERSION}:{fingerprint.digest}".encode())
+    names: list[str] = []
+    for side in sorted(rows.counts()):
+        digest.update(f"\n{side}:{rows.counts()[side]}\n".encode())
+        ordered = rows.ordered(side)
+        for number in range(max(1, -(-rows.counts()[side] // ROWS_PER_SHARD))):
+            name = f"{side}-{number:05d}.arrow"
+            _write_shard(islice(ordered, ROWS_PER_SHARD), folder / name, digest)
+            names.append(name)
+    return digest.hexdigest(), names
 
 
-def _write_shard(rows: Sequence[Row], path: Path) -> None:
+def _write_shard(rows: Iterable[StoredRow], path: Path, digest: hashlib._Hash) -> None:
     with path.open("wb") as file:
         with pa.ipc.new_file(file, SCHEMA) as writer:
-            for start in range(0, len(rows), ROWS_PER_BATCH):
-                batch = rows[start : start + ROWS_PER_BATCH]
-                columns = [
-                    pa.array([row.conversation_id for row in batch], pa.string()),
-                    pa.array([row.source for row in batch], pa.string()),
-                    pa.array([row.token_ids for row in batch], pa.list_(pa.int32())),
-                    pa.array([row.loss_mask for row in batch], pa.list_(pa.bool_())),
-                ]
-                writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+            for batch in batches(rows, ROWS_PER_BATCH):
+                for row in batch:
+                    digest.update(f"{row.conversation_id}:{row.source}:{len(row.token_ids)}\n".encode())
+                    digest.update(row.token_ids.tobytes())
+                    digest.update(row.loss_mask.tobytes())
+                writer.write_batch(_record_batch(batch))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _record_batch(rows: Sequence[StoredRow]) -> pa.RecordBatch:
+    starts = pa.array(np.cumsum([0, *(len(row.token_ids) for row in rows)]), pa.int32())
+    tokens = pa.array(np.concatenate([row.token_ids for row in rows]))
+    mask = pa.array(np.concatenate([row.loss_mask for row in rows]))
+    columns = [
+        pa.array([row.conversation_id for row in rows], pa.string()),
+        pa.array([row.source for row in rows], pa.string()),
+        pa.ListArray.from_arrays(starts, tokens),
+        pa.ListArray.from_arrays(starts, mask),
+    ]
+    return pa.record_batch(columns, schema=SCHEMA)
 
 
 def _publish(staging: Path, final: Path) -> None:

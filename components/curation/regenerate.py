@@ -21,6 +21,7 @@ from components.curation.answer_shards import AnswerShards
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message, Variant
 from components.curation.engine_client import EngineClient, RefusedError, Tally, watch_tokens
 from components.curation.quarantine import Quarantine
+from components.curation.spool import Spool, answered_spool
 from components.errors import CurationError
 from components.settings import CurationSettings
 
@@ -32,7 +33,7 @@ MAX_REFUSED_SHARE = 0.5
 class Regeneration:
     """What regeneration gave and cost."""
 
-    answered: tuple[AnsweredConversation, ...]
+    answered: Sequence[AnsweredConversation]
     quarantine: Quarantine = field(default_factory=Quarantine)
     num_requested: int = 0
     num_reused: int = 0
@@ -58,6 +59,7 @@ def regenerate(
     settings: CurationSettings,
     fingerprint: TargetFingerprint,
     shard_dir: Path,
+    spool_path: Path,
     progress: Progress,
     request_timeout_s: float = 300.0,
 ) -> Regeneration:
@@ -69,6 +71,7 @@ def regenerate(
         settings: `requests_in_flight`, `max_answer_tokens`, `temperatures`.
         fingerprint: of the target that is served; enters the shard keys, so another target's answers are never reused.
         shard_dir: append-only JSON-lines shards, created if missing and reused by later runs.
+        spool_path: file for the answered conversations, so that memory does not grow with them; overwritten.
         progress: called at least every 5 s with the rate and the time left in the text.
         request_timeout_s: for one answer, waiting in the engine's queue included.
 
@@ -81,7 +84,8 @@ def regenerate(
     """
     shards = AnswerShards(shard_dir)
     with shards:
-        run = _Run(settings=settings, fingerprint=fingerprint, shards=shards)
+        spool = answered_spool(spool_path)
+        run = _Run(settings=settings, fingerprint=fingerprint, shards=shards, spool=spool)
         return asyncio.run(
             run.all(conversations, EngineClient(engine_url, model, timeout_s=request_timeout_s), progress)
         )
@@ -92,10 +96,12 @@ class _Run:
     settings: CurationSettings
     fingerprint: TargetFingerprint
     shards: AnswerShards
+    spool: Spool[AnsweredConversation]
     quarantine: Quarantine = field(default_factory=Quarantine)
     tally: Tally = field(init=False)
     num_requested: int = 0
     num_reused: int = 0
+    all_exact: bool = True
 
     async def all(
         self, conversations: Sequence[Conversation], client: EngineClient, progress: Progress
@@ -107,22 +113,21 @@ class _Run:
             self.tally = self._new_tally(conversations)
             reporter = asyncio.create_task(watch_tokens(client, progress, self.tally))
             try:
-                answered = await self._gather(conversations, client)
+                positions = await self._gather(conversations, client)
             finally:
                 reporter.cancel()
                 await asyncio.gather(reporter, return_exceptions=True)
         self._check_refusals(len(conversations))
         progress("regenerate: done", len(conversations), len(conversations))
-        kept = tuple(item for item in answered if item is not None)
         return Regeneration(
-            answered=kept,
+            answered=self.spool.selected([position for position in positions if position is not None]),
             quarantine=self.quarantine,
             num_requested=self.num_requested,
             num_reused=self.num_reused,
             num_tokens=self.tally.num_tokens,
             duration_s=time.monotonic() - started,
             engine_version=version,
-            exact_tokens=all(answer.token_ids for item in kept for answer in item.answers),
+            exact_tokens=self.all_exact,
         )
 
     def _new_tally(self, conversations: Sequence[Conversation]) -> Tally:
@@ -131,16 +136,21 @@ class _Run:
         prior = 0.5 * self.settings.max_answer_tokens * turns / max(1, len(conversations))
         return Tally(len(conversations), prior_tokens=prior, num_prior=self.settings.requests_in_flight)
 
-    async def _gather(
-        self, conversations: Sequence[Conversation], client: EngineClient
-    ) -> list[AnsweredConversation | None]:
-        """Answer all; the first fatal error ends the others. One task per request in flight, not per conversation."""
-        results: list[AnsweredConversation | None] = [None] * len(conversations)
+    async def _gather(self, conversations: Sequence[Conversation], client: EngineClient) -> list[int | None]:
+        """Answer all; the first fatal error ends the others. One task per request in flight, not per conversation.
+
+        Returns:
+            Where each conversation lies in the spool; None for those without an answer.
+        """
+        results: list[int | None] = [None] * len(conversations)
         queue = iter(enumerate(conversations))
 
         async def worker() -> None:
             for index, conversation in queue:
-                results[index] = await self._converse(conversation, client)
+                answered = await self._converse(conversation, client)
+                if answered is not None:
+                    results[index] = self.spool.append(answered)
+                    self.all_exact &= all(answer.token_ids for answer in answered.answers)
                 self.tally.num_done += 1
 
         workers = [asyncio.create_task(worker()) for _ in range(self.settings.requests_in_flight)]

@@ -6,7 +6,7 @@ Near-duplicates are removed before the split, so no pair at or above the thresho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Set
 
 from components.errors import CurationError
 
@@ -21,7 +21,7 @@ def side_of(content_id: str, *, validation_share: float) -> str:
     return VALIDATION if position < validation_share else TRAIN
 
 
-def check_both_sides(sides: Sequence[str]) -> None:
+def check_both_sides(sides: Set[str], *, num_conversations: int) -> None:
     """Refuse a split with an empty side.
 
     Raises:
@@ -31,6 +31,6 @@ def check_both_sides(sides: Sequence[str]) -> None:
         if side not in sides:
             raise CurationError(
                 f"no conversation fell on the {side} side of the split",
-                got=f"{len(sides)} conversations",
+                got=f"{num_conversations} conversations",
                 fix="Raise num_conversations or validation_share.",
             )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from hashlib import blake2b
 from itertools import islice
 from typing import TypeVar
+
+from xxhash import xxh3_64_intdigest
 
 T = TypeVar("T")
 WORD = re.compile(r"\w+", re.UNICODE)
@@ -26,7 +27,7 @@ def ngrams(tokens: list[str], size: int) -> set[str]:
 
 def hash64(text: str) -> int:
     """64-bit hash, the same on every machine and run (Python's own `hash` is not)."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+    return xxh3_64_intdigest(text.encode())
 
 
 def is_broken(text: str) -> bool:

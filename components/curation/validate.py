@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import os
 import warnings
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from sys import intern
 from typing import TYPE_CHECKING, Any
 
-from components.curation.conversation import AnsweredConversation, Row
-from components.curation.dedup import cross_similarity
+from components.curation.conversation import Row
 from components.curation.split import TRAIN, VALIDATION
 from components.errors import DatasetValidationError
 from components.settings import CurationSettings
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_NUMBERS: dict[str, type] = {
+    "num_turns": int, "num_tokens": int, "num_loss_tokens": int, "mask_share": float, "mask_length_gap": int,
+    "min_token_id": int, "max_token_id": int, "truncated": bool, "exact_tokens": bool, "contaminated": bool,
+}  # fmt: skip
+"""Columns of the frame that are numbers, and what they are."""
 
 SUITE = "curated_conversations"
 MAX_NAMED_ROWS = 5
@@ -47,48 +54,57 @@ class Validation:
     warnings: tuple[Finding, ...]
 
 
-def scalar_frame(
-    rows: Sequence[Row],
-    sides: Sequence[str],
-    *,
-    answered: Sequence[AnsweredConversation],
-    contaminated: Mapping[str, bool],
-    settings: CurationSettings,
-) -> pd.DataFrame:
-    """One line per row: identity, split, lengths, mask share, id range, similarity across the split.
+class ScalarFrame:
+    """One line per row: identity, split, lengths, mask share, id range. Filled row by row, about 100 bytes each."""
 
-    Args:
-        rows: N rows.
-        sides: N names, `train` or `validation`.
-        answered: N conversations, for the similarity between the sides.
-        contaminated: by conversation id, whether it repeats a held-out prompt.
-        settings: `near_duplicate_threshold`.
-    """
-    import pandas as pd
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._sides: list[str] = []
+        self._sources: list[str] = []
+        self._numbers: dict[str, array[float]] = {name: array("d") for name in _NUMBERS}
 
-    conversations = [item.conversation for item in answered]
-    by_side = {
-        side: [c for c, s in zip(conversations, sides, strict=True) if s == side] for side in (TRAIN, VALIDATION)
-    }
-    similarity = cross_similarity(by_side[VALIDATION], by_side[TRAIN], threshold=settings.near_duplicate_threshold)
-    return pd.DataFrame(
-        {
-            "conversation_id": [row.conversation_id for row in rows],
-            "split": list(sides),
-            "source": [row.source for row in rows],
-            "num_turns": [row.num_turns for row in rows],
-            "num_tokens": [len(row.token_ids) for row in rows],
-            "num_loss_tokens": [row.num_loss_tokens for row in rows],
-            "mask_share": [row.num_loss_tokens / max(1, len(row.token_ids)) for row in rows],
-            "mask_length_gap": [len(row.token_ids) - len(row.loss_mask) for row in rows],
-            "min_token_id": [min(row.token_ids, default=-1) for row in rows],
-            "max_token_id": [max(row.token_ids, default=-1) for row in rows],
-            "truncated": [row.truncated for row in rows],
-            "exact_tokens": [row.exact for row in rows],
-            "contaminated": [contaminated[row.conversation_id] for row in rows],
-            "cross_split_similarity": [similarity.get(row.conversation_id, 0.0) for row in rows],
+    def add(self, row: Row, side: str, *, contaminated: bool) -> None:
+        """Note a row.
+
+        Args:
+            row: as rendered.
+            side: `train` or `validation`.
+            contaminated: whether its prompts repeat a held-out one.
+        """
+        self._ids.append(row.conversation_id)
+        self._sides.append(side)
+        self._sources.append(intern(row.source))
+        values = (
+            row.num_turns, len(row.token_ids), row.num_loss_tokens, row.num_loss_tokens / max(1, len(row.token_ids)),
+            len(row.token_ids) - len(row.loss_mask), min(row.token_ids, default=-1), max(row.token_ids, default=-1),
+            row.truncated, row.exact, contaminated,
+        )  # fmt: skip
+        for numbers, value in zip(self._numbers.values(), values, strict=True):
+            numbers.append(value)
+
+    @property
+    def sides(self) -> list[str]:
+        """The side of each row, in the order added."""
+        return self._sides
+
+    def frame(self, similarity: Mapping[str, float]) -> pd.DataFrame:
+        """All rows, with the similarity of validation rows (by id) to the training side; 0 for the others."""
+        import numpy as np
+        import pandas as pd
+
+        numbers: dict[str, Any] = {
+            name: np.asarray(values).astype(kind)
+            for (name, values), kind in zip(self._numbers.items(), _NUMBERS.values(), strict=True)
         }
-    )
+        return pd.DataFrame(
+            {
+                "conversation_id": self._ids,
+                "split": self._sides,
+                "source": self._sources,
+                **numbers,
+                "cross_split_similarity": [similarity.get(key, 0.0) for key in self._ids],
+            }
+        )
 
 
 def validate_frame(
@@ -97,7 +113,7 @@ def validate_frame(
     """Run the checkpoint and build its Data Docs under `docs_dir`.
 
     Args:
-        frame: of `scalar_frame`.
+        frame: of `ScalarFrame`.
         docs_dir: where the static site is written; its entry is `index.html`.
         settings: `min_mask_share`, `near_duplicate_threshold`.
         vocab_size: of the target; ids must lie below it.

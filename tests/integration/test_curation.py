@@ -91,7 +91,8 @@ def ask(
 ) -> Regeneration:
     return regenerate(
         collected.conversations, engine_url=engine_url, model="tiny", settings=settings, fingerprint=FINGERPRINT,
-        shard_dir=folder, progress=lambda what, done, total: (reports if reports is not None else []).append(what),
+        shard_dir=folder, spool_path=folder.with_suffix(".spool"),
+        progress=lambda what, done, total: (reports if reports is not None else []).append(what),
     )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def generated_tokens(engine_url: str) -> float:
 
 def test_the_rows_hold_exactly_what_the_target_produced(engine_url: str, target: TargetRef, tmp_path: Path) -> None:
     settings = recipe(tmp_path, num=24, max_turns=2, temperatures=(0.0, 1.0))
-    collected = collect(settings, target=target, progress=quiet)
+    collected = collect(settings, target=target, spool_path=tmp_path / "collected.spool", progress=quiet)
     before = generated_tokens(engine_url)
     answers = ask(engine_url, settings, collected, tmp_path / "answers")
     assert answers.exact_tokens
@@ -137,11 +138,11 @@ def test_the_rows_hold_exactly_what_the_target_produced(engine_url: str, target:
 
 def test_a_kill_costs_no_answer_and_none_is_generated_twice(engine_url: str, target: TargetRef, tmp_path: Path) -> None:
     settings = recipe(tmp_path, num=120, temperatures=(0.0,), max_answer_tokens=64)
-    collected = collect(settings, target=target, progress=quiet)
+    collected = collect(settings, target=target, spool_path=tmp_path / "collected.spool", progress=quiet)
     shards = tmp_path / "answers"
     job = {
         "conversations": collected.conversations, "engine_url": engine_url, "model": "tiny", "settings": settings,
-        "fingerprint": FINGERPRINT, "shard_dir": shards,
+        "fingerprint": FINGERPRINT, "shard_dir": shards, "spool_path": tmp_path / "answered.spool",
     }  # fmt: skip
     (tmp_path / "job.pickle").write_bytes(pickle.dumps(job))
     process = subprocess.Popen([sys.executable, "-c", REGENERATE, str(tmp_path / "job.pickle")])
@@ -172,7 +173,13 @@ def test_progress_tells_rate_and_time_left(
     monkeypatch.setattr(engine_client, "REPORT_INTERVAL_S", 0.3)
     settings = recipe(tmp_path, num=60, requests_in_flight=4, max_answer_tokens=64)
     reports: list[str] = []
-    ask(engine_url, settings, collect(settings, target=target, progress=quiet), tmp_path / "answers", reports)
+    ask(
+        engine_url,
+        settings,
+        collect(settings, target=target, spool_path=tmp_path / "collected.spool", progress=quiet),
+        tmp_path / "answers",
+        reports,
+    )
     assert any("tok/s" in report and "s left" in report for report in reports)
 
 

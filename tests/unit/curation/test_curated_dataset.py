@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import random
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from components.contracts import TargetFingerprint, TargetRef
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message, Row
 from components.curation.curate import Collected, collect, finish
-from components.curation.dataset import SCHEMA, dataset_digest, load_dataset_ref, staging_dir, write_dataset
+from components.curation.dataset import SCHEMA, SCHEMA_VERSION, load_dataset_ref, staging_dir, write_dataset
 from components.curation.plots import plot_funnel
 from components.curation.regenerate import Regeneration
 from components.curation.render import load_renderer
-from components.curation.validate import scalar_frame, validate_frame
+from components.curation.row_spool import spool_rows
+from components.curation.validate import ScalarFrame, validate_frame
 from components.errors import CurationError, DatasetValidationError
 from components.settings import CurationSettings
 
@@ -73,7 +77,12 @@ def write(folder: Path, splits: dict[str, list[Row]], fingerprint: TargetFingerp
     with staging_dir(folder) as staging:
         funnel = {"read": 9, "rendered": 3}
         ref = write_dataset(
-            splits, output_dir=folder, fingerprint=fingerprint, funnel=funnel, manifest={}, staging=staging
+            spool_rows(splits, staging),
+            output_dir=folder,
+            fingerprint=fingerprint,
+            funnel=funnel,
+            manifest={},
+            staging=staging,
         )
     return Path(ref.path)
 
@@ -108,15 +117,40 @@ def test_the_digest_covers_content_only(tmp_path: Path) -> None:
     assert first.name == again.name
     assert (first / "train-00000.arrow").read_bytes() == (again / "train-00000.arrow").read_bytes()
     assert write(tmp_path / "a", SPLITS) == first
-    digest = dataset_digest(SPLITS, fingerprint=FINGERPRINT)
     changed = [
         {**SPLITS, "train": [row(1), row(2, tokens=(1, 2, 3, 5))]},
         {**SPLITS, "train": [row(1), row(2, mask=(False, True, True, True))]},
         {"train": [*SPLITS["train"], *SPLITS["validation"]], "validation": []},
     ]
-    others = [dataset_digest(splits, fingerprint=FINGERPRINT) for splits in changed]
-    others.append(dataset_digest(SPLITS, fingerprint=FINGERPRINT.model_copy(update={"weights": "x"})))
-    assert len({digest, *others}) == 5
+    others = [write(tmp_path / "c", splits).name for splits in changed]
+    others.append(write(tmp_path / "c", SPLITS, FINGERPRINT.model_copy(update={"weights": "x"})).name)
+    assert len({first.name, *others}) == 5
+
+
+def test_the_digest_is_of_the_rows_as_written_down(tmp_path: Path) -> None:
+    # Recomputed from the definition in the module's docstring: equal rows must give this digest for ever.
+    digest = hashlib.sha256(f"{SCHEMA_VERSION}:{FINGERPRINT.digest}".encode())
+    for split in ("train", "validation"):
+        digest.update(f"\n{split}:{len(SPLITS[split])}\n".encode())
+        for item in SPLITS[split]:
+            digest.update(f"{item.conversation_id}:{item.source}:{len(item.token_ids)}\n".encode())
+            digest.update(struct.pack(f"<{len(item.token_ids)}i", *item.token_ids))
+            digest.update(bytes(item.loss_mask))
+    assert load_dataset_ref(write(tmp_path, SPLITS)).digest == digest.hexdigest()
+
+
+def test_rows_come_back_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    ids = [f"{number:064x}" for number in (2**255, 3, 2**64, 2**64 - 1, 256, 0)] + ["ff" * 31 + "00"]
+    rows = [dataclasses.replace(row(0, tokens=(n, n + 1, 9)), conversation_id=key) for n, key in enumerate(ids)]
+    spool = spool_rows({"train": rows}, tmp_path)
+    stored = list(spool.ordered("train"))
+    assert [item.conversation_id for item in stored] == sorted(ids)
+    assert {item.conversation_id: item.token_ids.tolist() for item in stored} == {
+        item.conversation_id: list(item.token_ids) for item in rows
+    }
+    assert list(spool.ordered("validation")) == []
+    with pytest.raises(CurationError, match="mask of another length"):
+        spool.add(row(1, mask=(True,)), "train")
 
 
 def test_loading_finds_altered_and_missing_shards(tmp_path: Path) -> None:
@@ -143,7 +177,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
 
 def test_from_prompts_to_a_validated_data_set(target: TargetRef, tmp_path: Path) -> None:
     settings = curation(prompt_file(tmp_path))
-    collected = collect(settings, target=target, progress=quiet)
+    collected = gather(settings, target, tmp_path)
     assert len(collected.conversations) == collected.funnel["decontaminated"] == 60
     counts = list(collected.funnel.values())
     assert counts == sorted(counts, reverse=True)
@@ -160,8 +194,12 @@ def test_from_prompts_to_a_validated_data_set(target: TargetRef, tmp_path: Path)
     assert manifest["recipe"]["num_conversations"] == 60
     assert len(manifest["sources"][0]["revision"]) == 64
     assert {"code_revision", "engine_version", "quarantined", "refused"} <= manifest.keys()
-    again = finish_with(settings, target, collect(settings, target=target, progress=quiet), tmp_path / "elsewhere")
+    again = finish_with(settings, target, gather(settings, target, tmp_path), tmp_path / "elsewhere")
     assert again.dataset.digest == done.dataset.digest
+
+
+def gather(settings: CurationSettings, target: TargetRef, folder: Path, **values: object) -> Collected:
+    return collect(settings, target=target, spool_path=folder / "collected.spool", progress=quiet, **values)
 
 
 def finish_with(settings: CurationSettings, target: TargetRef, collected: Collected, folder: Path, **values: object):
@@ -180,9 +218,9 @@ def finish_with(settings: CurationSettings, target: TargetRef, collected: Collec
 
 def test_evaluation_prompts_are_taken_out_and_checked_again(target: TargetRef, tmp_path: Path) -> None:
     settings = curation(prompt_file(tmp_path))
-    everything = collect(settings, target=target, progress=quiet)
+    everything = gather(settings, target, tmp_path)
     leaked = everything.conversations[0]
-    clean = collect(settings, target=target, held_out=[leaked.text], progress=quiet)
+    clean = gather(settings, target, tmp_path / "clean", held_out=[leaked.text])
     assert leaked.id not in {conversation.id for conversation in clean.conversations}
     assert clean.refused.by_source()["prompts"]["repeats an evaluation prompt"] == 1
     with pytest.raises(DatasetValidationError, match=f"contaminated.* in {leaked.id[:16]}") as failure:
@@ -195,7 +233,7 @@ def test_evaluation_prompts_are_taken_out_and_checked_again(target: TargetRef, t
 def test_too_few_conversations_for_two_sides_is_an_error(target: TargetRef, tmp_path: Path) -> None:
     settings = curation(prompt_file(tmp_path, num=12), validation_share=0.001)
     with pytest.raises(CurationError, match="validation side"):
-        collect(settings, target=target, progress=quiet)
+        gather(settings, target, tmp_path)
 
 
 def conversations(num: int) -> list[AnsweredConversation]:
@@ -205,9 +243,11 @@ def conversations(num: int) -> list[AnsweredConversation]:
     return [AnsweredConversation(item, ()) for item in items]
 
 
-def frame_of(items: list[AnsweredConversation], rows: list[Row], settings: CurationSettings, sides: list[str]):
-    contaminated = {row.conversation_id: False for row in rows}
-    return scalar_frame(rows, sides, answered=items, contaminated=contaminated, settings=settings)
+def frame_of(rows: list[Row], sides: list[str]) -> pd.DataFrame:
+    frame = ScalarFrame()
+    for item, side in zip(rows, sides, strict=True):
+        frame.add(item, side, contaminated=False)
+    return frame.frame({})
 
 
 @pytest.mark.parametrize(
@@ -226,7 +266,7 @@ def test_critical_expectations_name_the_rows(change: dict[str, object], expectat
     settings = curation(prompt_file(tmp_path))
     rows = [dataclasses.replace(row(0), conversation_id=item.conversation.id, source="prompts") for item in items]
     rows[2] = dataclasses.replace(rows[2], **change)
-    frame = frame_of(items, rows, settings, ["train"] * 4 + ["validation"] * 2)
+    frame = frame_of(rows, ["train"] * 4 + ["validation"] * 2)
     with pytest.raises(DatasetValidationError, match=rf"{expectation}.*{rows[2].conversation_id[:16]}"):
         validate_frame(frame, docs_dir=tmp_path / "docs", settings=settings, vocab_size=512, max_tokens=64)
     assert (tmp_path / "docs" / "index.html").is_file()
@@ -239,7 +279,7 @@ def test_a_warning_passes_and_is_reported(tmp_path: Path) -> None:
         dataclasses.replace(row(0), conversation_id=item.conversation.id, source="prompts", exact=False)
         for item in items
     ]
-    frame = frame_of(items, rows, settings, ["train"] * 4 + ["validation"] * 2)
+    frame = frame_of(rows, ["train"] * 4 + ["validation"] * 2)
     result = validate_frame(frame, docs_dir=tmp_path / "docs", settings=settings, vocab_size=512, max_tokens=64)
     assert {finding.severity for finding in result.warnings} == {"warning"}
     assert any("exact_tokens" in finding.expectation for finding in result.warnings)

@@ -131,7 +131,7 @@ def test_split_shares_and_monotone_growth_of_the_validation_side() -> None:
 
 def test_an_empty_side_is_an_error() -> None:
     with pytest.raises(CurationError, match="validation side"):
-        check_both_sides(["train", "train"])
+        check_both_sides({"train"}, num_conversations=2)
 
 
 def test_the_funnel_keeps_its_order() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ def run(endpoint: Endpoint, conversations: list[Conversation], folder: Path, **v
         settings=SETTINGS.model_copy(update=values),
         fingerprint=FINGERPRINT,
         shard_dir=folder,
+        spool_path=folder / "answered.spool",
         progress=lambda what, done, total: None,
     )
 
@@ -218,7 +220,7 @@ def test_answers_of_another_target_or_setting_are_not_reused(endpoint: Endpoint,
     other = FINGERPRINT.model_copy(update={"weights": "other"})
     result = regenerate(
         chats(4), engine_url=endpoint.url, model="target", settings=SETTINGS, fingerprint=other, shard_dir=tmp_path,
-        progress=lambda what, done, total: None,
+        spool_path=tmp_path / "answered.spool", progress=lambda what, done, total: None,
     )  # fmt: skip
     assert result.num_reused == 0
 
@@ -233,13 +235,15 @@ def test_an_endpoint_without_token_ids_is_reported(endpoint: Endpoint, tmp_path:
 def test_shards_keep_answers_and_skip_torn_lines(tmp_path: Path) -> None:
     answer = Answer("text \u2028 ü", (1, 2), (3,), 2, True, 0.7)
     with AnswerShards(tmp_path) as shards:
-        shards.append("a", answer)
+        shards.append("aa", answer)
     path = tmp_path / "answers-00000.jsonl"
-    path.write_text(path.read_text() + '{"key":"b","text":"to')
+    path.write_text(path.read_text() + '{"key":"bb","text":"to')
     with AnswerShards(tmp_path) as again:
-        assert again.get("a") == answer
-        assert again.get("b") is None and again.num_torn == 1
-        again.append("b", answer)
+        assert again.get("aa") == answer
+        assert again.get("bb") is None and again.num_torn == 1
+        again.append("bb", answer)
+        again.append("cc", replace(answer, text="third"))
+        assert again.get("cc").text == "third" and again.get("bb") == answer and again.get("aa") == answer
     assert sorted(shard.name for shard in tmp_path.iterdir()) == ["answers-00000.jsonl", "answers-00001.jsonl"]
 
 
