@@ -114,6 +114,8 @@ class CurationSettings(Settings):
     )
     near_duplicate_threshold: float = Field(default=0.8, gt=0, lt=1, description="Jaccard of word shingles")
     temperatures: tuple[float, ...] = Field(default=(0.0, 0.7), description="sampling mix of regeneration")
+    keep_truncated_answers: bool = Field(default=True, description="answers cut at max_answer_tokens, up to the cut")
+    keep_refusals: bool = Field(default=True, description="answers that open by declining to answer")
     template_variants: tuple[dict[str, Any], ...] = Field(
         default=({},), min_length=1, description="variables of the chat template, as {enable_thinking: false}; mixed"
     )

@@ -52,6 +52,11 @@ class AnswerShards:
             reader.close()
         self._readers.clear()
 
+    @property
+    def num_answers(self) -> int:
+        """Answers that can be looked up."""
+        return len(self._places)
+
     def get(self, key: str) -> Answer | None:
         """The answer under `key`, if any run gave it."""
         place = self._places.get(bytes.fromhex(key))

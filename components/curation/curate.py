@@ -86,7 +86,7 @@ def collect(
     renderer = load_renderer(target)
     quarantine, refused = Quarantine(), Quarantine()
     mixture = Mixture(settings, quarantine=quarantine)
-    sieve = _Sieve(settings, renderer, HeldOut(held_out), refused)
+    sieve = Sieve(settings, renderer, HeldOut(held_out), refused)
     kept = conversation_spool(spool_path)
     sides: set[str] = set()
     reported = time.monotonic()
@@ -119,7 +119,7 @@ def collect(
     return Collected(kept, funnel.as_dict(), quarantine, refused, mixture.num_accepted)
 
 
-class _Sieve:
+class Sieve:
     """The filters in order, cheapest first, each counting what it lets through."""
 
     def __init__(self, settings: CurationSettings, renderer: Renderer, held_out: HeldOut, refused: Quarantine) -> None:

@@ -35,6 +35,17 @@ _TERSE = re.compile(
 )
 """Ways in which prompts of benchmarks ask for an answer of a word or a letter."""
 
+_REFUSAL = re.compile(
+    r"""
+    ^\W* (?:i['\u2019]m\ sorry | sorry | i\ apologi[sz]e | unfortunately | as\ an\ ai\b [^.\n]{0,60}) [^.\n]{0,40}
+        \b(?:can(?:['\u2019]t|not|\ not) | unable | won['\u2019]t | not\ able | do(?:n['\u2019]t|\ not)\ have)\b
+    | ^\W* i\ (?:can(?:['\u2019]t|not)|am\ (?:not\ able|unable)\ to|won['\u2019]t)
+        \ (?:help|assist|answer|provide|fulfil|comply|do\ that)
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""How chat models open an answer that declines to answer."""
+
 PromptFilter = Callable[[Conversation], str | None]
 
 
@@ -69,6 +80,11 @@ def other_script(conversation: Conversation, *, min_ascii_share: float) -> str |
 def asks_for_terse_answer(conversation: Conversation) -> str | None:
     """Refuse prompts that ask for a word or a letter: they cost a prefill and leave a token or two to learn from."""
     return "asks for a terse answer" if _TERSE.search(conversation.text) else None
+
+
+def is_refusal(answer: str) -> bool:
+    """Whether an answer opens by declining: drafters learn those few phrases quickly and little else from them."""
+    return _REFUSAL.search(answer) is not None
 
 
 def prompt_filters(settings: CurationSettings) -> tuple[PromptFilter, ...]:

@@ -20,6 +20,7 @@ from components.contracts import Progress, TargetFingerprint, digest_json
 from components.curation.answer_shards import AnswerShards
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message, Variant
 from components.curation.engine_client import EngineClient, RefusedError, Tally, watch_tokens
+from components.curation.filters import is_refusal
 from components.curation.quarantine import Quarantine
 from components.curation.spool import Spool, answered_spool
 from components.errors import CurationError
@@ -174,8 +175,8 @@ class _Run:
             except RefusedError as error:
                 self.quarantine.add(conversation.source, f"engine refused: {error}", where=conversation.id)
                 break
-            if not answer.text.strip():
-                self.quarantine.add(conversation.source, "empty answer", where=conversation.id)
+            if (reason := self._unwanted(answer)) is not None:
+                self.quarantine.add(conversation.source, reason, where=conversation.id)
                 break
             answers.append(answer)
             history.append(Message("assistant", answer.text))
@@ -183,6 +184,15 @@ class _Run:
                 break
         variant = variant_of(conversation.id, self.settings.template_variants)
         return AnsweredConversation(conversation, tuple(answers), variant) if answers else None
+
+    def _unwanted(self, answer: Answer) -> str | None:
+        if not answer.text.strip():
+            return "empty answer"
+        if answer.truncated and not self.settings.keep_truncated_answers:
+            return "truncated answer"
+        if not self.settings.keep_refusals and is_refusal(answer.text):
+            return "refusal"
+        return None
 
     async def _answer(self, conversation: Conversation, history: list[Message], client: EngineClient) -> Answer:
         temperature = temperature_of(conversation.id, self.settings.temperatures)

@@ -42,11 +42,12 @@ _PROBE = (
 class Renderer:
     """The target's tokenizer and chat template. Build it with `load_renderer`.
 
-    Everything takes batches: one call of the tokenizer for many texts is several times as fast as many calls.
+    `tokenizer` is the target's own. Everything takes batches: one call of the tokenizer for many texts is several times
+    as fast as many calls.
     """
 
     def __init__(self, tokenizer: Any, *, name: str) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._name = name
         template = tokenizer.get_chat_template()
         # Gemma's <end_of_turn> is not its eos token, so whatever special token follows an answer ends it.
@@ -77,7 +78,7 @@ class Renderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`, special tokens left out."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text` as it stands: no special tokens are added."""
@@ -85,7 +86,7 @@ class Renderer:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """As `encode`, for many texts."""
-        return list(self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]) if texts else []
+        return list(self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]) if texts else []
 
     def render(self, answered: AnsweredConversation) -> Row:
         """Render one answered conversation; see `render_all`."""
@@ -154,11 +155,11 @@ class Renderer:
     def _encode_with_offsets(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[Span]]]:
         if not texts:
             return iter(())
-        encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+        encoded = self.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
         return zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
 
     def _marked(self, item: AnsweredConversation) -> Rendered:
-        encoded = self._tokenizer.apply_chat_template(
+        encoded = self.tokenizer.apply_chat_template(
             [message.as_dict() for message in item.messages],
             return_dict=True,
             return_assistant_tokens_mask=True,
@@ -203,7 +204,7 @@ class Renderer:
         turns = [[message.as_dict() for message in messages] for messages in chats]
         try:
             return list(
-                self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=open_answer, **variant)
+                self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=open_answer, **variant)
             )
         except TemplateError as error:
             raise CurationError(f"the chat template of {self._name} refuses a conversation", got=error) from error

@@ -141,7 +141,7 @@ def supervised(renderer: Renderer, item: AnsweredConversation) -> list[str]:
             spans[-1].append(token_id)
         elif spans[-1]:
             spans.append([])
-    return [renderer._tokenizer.decode(span) for span in spans if span]
+    return [renderer.tokenizer.decode(span) for span in spans if span]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -166,7 +166,7 @@ def test_a_batch_renders_as_its_rows_do_and_as_the_template_does(renderers: dict
     for item, row in zip(items, rows, strict=True):
         if not row.exact:
             turns = [message.as_dict() for message in item.messages]
-            ids = renderer._tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]
+            ids = renderer.tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]
             assert row.token_ids == tuple(ids)
 
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from components.curation.conversation import Conversation, Message
 from components.curation.decontaminate import HeldOut
 from components.curation.dedup import NearDuplicateIndex, cross_similarity, jaccard, shingles
-from components.curation.filters import asks_for_terse_answer, other_script, prompt_filters, refusal, repeats_itself
+from components.curation.filters import (
+    asks_for_terse_answer,
+    is_refusal,
+    other_script,
+    prompt_filters,
+    refusal,
+    repeats_itself,
+)
 from components.curation.funnel import Funnel
 from components.curation.split import check_both_sides, side_of
 from components.errors import CurationError
@@ -49,6 +56,33 @@ def test_terse_prompts_are_found(text: str) -> None:
 )
 def test_open_prompts_are_not_terse(text: str) -> None:
     assert asks_for_terse_answer(ask(text)) is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "I'm sorry, but I can't help with that.",
+        "I\u2019m sorry, I cannot provide medical advice.",
+        "As an AI language model, I do not have feelings.",
+        "Unfortunately, I am unable to open links.",
+        "I cannot assist with this request.",
+    ],
+)
+def test_refusals_are_found(answer: str) -> None:
+    assert is_refusal(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Sorry to hear that! Have you tried turning it off and on again?",
+        "I can help you with that.",
+        "The shop said: I'm sorry, but I can't help with that.",
+        "Unfortunately it rained. We stayed at home.",
+    ],
+)
+def test_regrets_and_quotations_are_no_refusals(answer: str) -> None:
+    assert not is_refusal(answer)
 
 
 def test_repetition_needs_length_and_repeats() -> None:

@@ -177,6 +177,22 @@ def test_refused_and_empty_answers_are_quarantined(endpoint: Endpoint, tmp_path:
     }
 
 
+def test_truncated_answers_and_refusals_are_dropped_where_asked(endpoint: Endpoint, tmp_path: Path) -> None:
+    def reply(request: dict[str, Any], number: int) -> Reply:
+        question = request["messages"][-1]["content"]
+        if question == "question 1.0":
+            return ok(request, text="I'm sorry, but I can't help with that.")
+        return ok(request, finish="length" if question == "question 2.0" else "stop")
+
+    endpoint.reply = reply
+    conversations = chats(6)
+    assert len(run(endpoint, conversations, tmp_path).answered) == 6
+    strict = run(endpoint, conversations, tmp_path, keep_truncated_answers=False, keep_refusals=False)
+    assert strict.num_reused == 6  # the answers are the same ones; only what is kept of them is not
+    assert [item.conversation for item in strict.answered] == [conversations[n] for n in (0, 3, 4, 5)]
+    assert strict.quarantine.by_source() == {"test": {"refusal": 1, "truncated answer": 1}}
+
+
 def test_mostly_refused_is_an_error(endpoint: Endpoint, tmp_path: Path) -> None:
     endpoint.reply = lambda request, number: (400, {"error": {"message": "no"}}, {})
     with pytest.raises(CurationError, match="6 of 6 conversations got no answer"):

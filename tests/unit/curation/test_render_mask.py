@@ -80,7 +80,7 @@ def supervised(renderer: Renderer, item: AnsweredConversation) -> list[str]:
             spans[-1].append(token_id)
         elif spans[-1]:
             spans.append([])
-    return [renderer._tokenizer.decode(span) for span in spans if span]
+    return [renderer.tokenizer.decode(span) for span in spans if span]
 
 
 @pytest.mark.parametrize("exact", [True, False])
