@@ -5,7 +5,7 @@
 
 The feeder takes credits for a sample's bytes before it sends the prefill request. The receiver reads samples in
 request order into a ring of registered memory, removes their keys, checks them and gives the credits back. Credits
-(what the store may hold) and ring (reader buffers) add up to `budget_mib`. T tokens, L layers, H hidden.
+(what the store may hold) and ring (reader buffers) add up to less than `budget_mib`. T tokens, L layers, H hidden.
 """
 
 from __future__ import annotations

@@ -133,6 +133,10 @@ def run_prefix(run_id: str, consumer: str | None = None) -> str:
 
 
 def budget_split(budget_bytes: int) -> tuple[int, int]:
-    """(bytes the store may hold, bytes of reader buffers); a sample in transit is counted in both, so the sum holds."""
+    """(bytes the store may hold, bytes of reader buffers); a sample in transit is counted in both, so the sum holds.
+
+    A sixteenth is kept back: the store frees a removed sample's memory a moment after its key is gone, so what it holds
+    can pass what is counted by a sample.
+    """
     buffers = budget_bytes // 2 // ALIGN_BYTES * ALIGN_BYTES
-    return budget_bytes - buffers, buffers
+    return budget_bytes - budget_bytes // 16 - buffers, buffers

@@ -62,9 +62,10 @@ def test_checksum_sees_every_byte() -> None:
 
 
 @given(st.integers(16 << 20, 4 << 30))
-def test_budget_is_split_without_rest(budget_bytes: int) -> None:
+def test_budget_is_split_with_a_sixteenth_to_spare(budget_bytes: int) -> None:
+    # 128 MiB once peaked at 128.9: the store held a sample whose key was gone already.
     store_bytes, ring_bytes = wire.budget_split(budget_bytes)
-    assert store_bytes + ring_bytes == budget_bytes
+    assert store_bytes + ring_bytes == budget_bytes - budget_bytes // 16
     assert ring_bytes % wire.ALIGN_BYTES == 0
 
 
