@@ -106,6 +106,8 @@ class CurationSettings(Settings):
     min_ascii_share: float = Field(
         default=0.0, ge=0, le=1, description="of a prompt's letters; for targets of one script"
     )
+    languages: tuple[str, ...] = Field(default=(), description="ISO 639-1 codes kept, as en; none: any language")
+    keep_personal_data: bool = Field(default=False, description="prompts with e-mail addresses, phone or card numbers")
     keep_terse_prompts: bool = Field(default=True, description="keep prompts that ask for a word, a letter or yes/no")
     max_answer_tokens: int = Field(default=192, ge=8, description="per regenerated answer")
     max_turns: int = Field(default=1, ge=1, description="user turns kept per conversation")

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from components.curation.conversation import Conversation
+from components.curation.language import UNKNOWN, language_of
+from components.curation.privacy import personal_data
 from components.curation.text import words
 from components.settings import CurationSettings
 
@@ -77,6 +79,17 @@ def other_script(conversation: Conversation, *, min_ascii_share: float) -> str |
     return "other script" if sum(char.isascii() for char in letters) / len(letters) < min_ascii_share else None
 
 
+def other_language(conversation: Conversation, *, languages: tuple[str, ...]) -> str | None:
+    """Refuse prompts in a language that is not asked for; those too short to tell stay."""
+    return "other language" if language_of(conversation.text) not in (*languages, UNKNOWN) else None
+
+
+def has_personal_data(conversation: Conversation) -> str | None:
+    """Refuse prompts with e-mail addresses, phone, card, account or social security numbers."""
+    kind = personal_data(conversation.text)
+    return None if kind is None else f"personal data: {kind}"
+
+
 def asks_for_terse_answer(conversation: Conversation) -> str | None:
     """Refuse prompts that ask for a word or a letter: they cost a prefill and leave a token or two to learn from."""
     return "asks for a terse answer" if _TERSE.search(conversation.text) else None
@@ -98,7 +111,12 @@ def prompt_filters(settings: CurationSettings) -> tuple[PromptFilter, ...]:
         filters.append(lambda conversation: other_script(conversation, min_ascii_share=settings.min_ascii_share))
     if not settings.keep_terse_prompts:
         filters.append(asks_for_terse_answer)
-    return (*filters, repeats_itself)
+    filters.append(repeats_itself)
+    if not settings.keep_personal_data:
+        filters.append(has_personal_data)
+    if settings.languages:
+        filters.append(lambda conversation: other_language(conversation, languages=settings.languages))
+    return tuple(filters)
 
 
 def refusal(conversation: Conversation, filters: tuple[PromptFilter, ...]) -> str | None:

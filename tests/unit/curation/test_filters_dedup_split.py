@@ -20,6 +20,8 @@ from components.curation.filters import (
     repeats_itself,
 )
 from components.curation.funnel import Funnel
+from components.curation.language import language_of
+from components.curation.privacy import personal_data
 from components.curation.split import check_both_sides, side_of
 from components.errors import CurationError
 from components.settings import CurationSettings
@@ -83,6 +85,39 @@ def test_refusals_are_found(answer: str) -> None:
 )
 def test_regrets_and_quotations_are_no_refusals(answer: str) -> None:
     assert not is_refusal(answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Write to jane.doe@gmail.com please.", "e-mail address"),
+        ("Call 415-555-2671 or (212) 456-7890.", "phone number"),
+        ("Ring me at +49 30 901820 tonight.", "phone number"),
+        ("My card is 4111 1111 1111 1111.", "card number"),
+        ("Pay to DE89 3704 0044 0532 0130 00.", "account number"),
+        ("Her number is 536-90-4399.", "social security number"),
+        ("Mail me at someone@example.com.", None),
+        ("What is 1234567890123 times 3?", None),
+        ("On 2023-10-12 the price was 1,000,000.", None),
+        ("The card 4111 1111 1111 1112 fails its check.", None),
+        ("Pay to DE89 3704 0044 0532 0130 01.", None),
+        ("Sort 5 12 7 33 2 8 19 and 4 6 1 0 9.", None),
+        ("Pi is 3.14159265358979, the host 192.168.100.200.", None),
+    ],
+)
+def test_personal_data_is_found_and_numbers_are_not(text: str, kind: str | None) -> None:
+    assert personal_data(text) == kind
+
+
+def test_languages_are_told_apart_where_there_is_enough_text() -> None:
+    assert language_of("Write me a poem about the sea and its waves.") == "en"
+    assert language_of("Schreibe mir ein Gedicht über das Meer und seine Wellen.") == "de"
+    assert language_of("OK merci") == "unknown"
+    values = {"sources": [{"name": "chitchat"}], "num_conversations": 8, "languages": ["en"]}
+    filters = prompt_filters(CurationSettings.model_validate(values))
+    assert refusal(ask("Écris-moi un long poème sur la mer et ses vagues."), filters) == "other language"
+    assert refusal(ask("Write me a long poem about the sea and its waves."), filters) is None
+    assert refusal(ask("OK merci, 12 + 30 = ?"), filters) is None
 
 
 def test_repetition_needs_length_and_repeats() -> None:
