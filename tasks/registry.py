@@ -147,7 +147,7 @@ def conclude_canary(loop: Loop, release: Release, canary: CanaryReport) -> None:
 
 
 def _open_run(loop: Loop, registry: Registry, target: TargetRef, dataset: DatasetRef | None) -> str:
-    return registry.start_run(
+    run_id = registry.start_run(
         loop.model_name,
         name=loop.run_dir.name,
         params=_flatten(loop.recipe.model_dump(mode="json")),
@@ -159,6 +159,9 @@ def _open_run(loop: Loop, registry: Registry, target: TargetRef, dataset: Datase
             "budget": loop.budget or "default",
         },
     )
+    if dataset is not None:
+        registry.log_dataset(run_id, dataset)
+    return run_id
 
 
 def _flatten(value: dict[str, object], prefix: str = "") -> dict[str, object]:

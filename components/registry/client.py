@@ -7,6 +7,7 @@ their first try (MLflow drops an equal row), artifacts of the same name are over
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import time
@@ -18,14 +19,16 @@ from typing import Any, TypeVar
 import httpx
 import requests
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
+from components.contracts import DatasetRef
 from components.errors import RegistryError
 
 _ResultT = TypeVar("_ResultT")
 _MAX_METRICS, _MAX_PARAMS, _MAX_TAGS = 1000, 100, 100  # per batch, MLflow's own limits
+_MAX_DATASET_DIGEST = 36  # characters
 _REQUEST_ID = "dspark.request_id"
 _CONNECTION_WORDS = ("failed with exception", "failed with timeout", "Max retries exceeded", "Connection refused")
 _TRANSIENT_STATUS = {429, 502, 503, 504}
@@ -106,6 +109,24 @@ class Registry:
         rows = [Param(key, str(value)) for key, value in params.items()]
         for batch in _batches(rows, _MAX_PARAMS):
             self.call("log parameters", partial(self._client.log_batch, run_id, params=batch))
+
+    def log_dataset(self, run_id: str, dataset: DatasetRef) -> None:
+        """Log the data set as an input of the run: digest, place, size; shown under the run's datasets in the UI."""
+        profile = {
+            "num_conversations": dataset.num_conversations,
+            "num_tokens": dataset.num_tokens,
+            "num_loss_tokens": dataset.num_loss_tokens,
+            "target_fingerprint": dataset.fingerprint.digest,
+        }
+        entity = Dataset(
+            name="curated_conversations",
+            digest=dataset.digest[:_MAX_DATASET_DIGEST],
+            source_type="local",
+            source=json.dumps({"uri": dataset.path}),
+            profile=json.dumps(profile),
+        )
+        inputs = [DatasetInput(entity, tags=[InputTag("mlflow.data.context", "training")])]
+        self.call("log the data set", lambda: self._client.log_inputs(run_id, inputs))
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set tags of a run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -9,7 +10,7 @@ import requests
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, TEMPORARILY_UNAVAILABLE
 
-from components.contracts import Promotion
+from components.contracts import DatasetRef, Promotion, TargetFingerprint
 from components.errors import RegistryError
 from components.registry.client import Registry, is_connection_error
 from components.registry.promotions import verify_chain
@@ -81,10 +82,29 @@ def test_a_missing_entry_breaks_the_chain() -> None:
         verify_chain([*chain(3)[:1], chain(3)[2]])
 
 
+DATASET = DatasetRef(
+    path="/data/sets/1",
+    digest="0123456789abcdef" * 4,
+    fingerprint=TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s"),
+    num_conversations={"train": 9, "validation": 1},
+    num_tokens={"train": 300, "validation": 20},
+    num_loss_tokens={"train": 200, "validation": 10},
+    funnel={"read": 20, "rendered": 10},
+    docs_path="/data/sets/1/data_docs/index.html",
+)
+
+
 def test_a_database_is_a_registry_too(tmp_path) -> None:
     registry = Registry(f"sqlite:///{tmp_path}/mlflow.db")
     run_id = registry.start_run("local", name="r", params={"a": 1})
     registry.log_metrics(run_id, {"loss": 2.0}, step=3)
     assert registry.client.get_run(run_id).data.metrics == {"loss": 2.0}
+    registry.log_dataset(run_id, DATASET)
+    registry.log_dataset(run_id, DATASET)  # a retry after a lost answer
+    (logged,) = registry.client.get_run(run_id).inputs.dataset_inputs
+    assert logged.dataset.name == "curated_conversations"
+    assert DATASET.digest.startswith(logged.dataset.digest) and len(logged.dataset.digest) == 36
+    assert json.loads(logged.dataset.source) == {"uri": "/data/sets/1"}
+    assert json.loads(logged.dataset.profile)["num_tokens"] == {"train": 300, "validation": 20}
     with pytest.raises(RegistryError, match="does not exist"):
         registry.log_artifact(run_id, tmp_path / "nothing")
