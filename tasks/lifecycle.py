@@ -21,9 +21,9 @@ from components.contracts import (
     now_utc,
 )
 from components.drafter.checkpoint import rebind_checkpoint
-from components.errors import RegistryError
 from components.evaluation.acceptance import Measured
-from components.evaluation.measure import acceptance_length
+from components.evaluation.measure import paired_acceptance_lengths
+from components.registry.releases import acceptance_report_of
 from components.reporting.render import markdown, write_report
 from components.reporting.report import CurvePoint, LifecycleReport, orchestration_share
 from components.targets.changes import MeasuredPolicy, policy_after_measurement
@@ -68,11 +68,15 @@ def _in_service(champion: Release | None) -> str:
 @task(name="decide after measurement", cache_policy=NO_CACHE)
 def decide_action(loop: Loop, change: TargetChange, champion: Release, measured: Measured) -> MeasuredPolicy:
     """Acceptance holds: re-bind. Acceptance falls: retrain. The decision is appended to decisions.jsonl."""
-    if champion.acceptance_length is None:
-        raise RegistryError(f"release {champion.model_name} v{champion.version} carries no acceptance length")
+    released = acceptance_report_of(registry_of(loop), champion)
+    evaluation = loop.recipe.evaluation
+    is_comparable = (released.temperature, released.max_tokens) == (evaluation.temperature, evaluation.max_tokens)
+    before = released.arms["candidate"].prompts if is_comparable else ()
+    old, new, num_prompts = paired_acceptance_lengths(before, measured.prompts)
     policy = policy_after_measurement(
-        old_acceptance_length=champion.acceptance_length,
-        new_acceptance_length=acceptance_length(measured.prompts),
+        old_acceptance_length=old,
+        new_acceptance_length=new,
+        num_prompts=num_prompts,
         settings=loop.recipe.watch,
     )
     entry = {

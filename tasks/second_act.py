@@ -16,7 +16,7 @@ from components.curation.human_chats import human_chats
 from components.errors import ConfigError, ServiceError
 from components.reporting.render import markdown, write_report
 from components.reporting.report import ArmFigures, LifecycleReport, TargetChangeReport, orchestration_share
-from components.targets.finetune import finetune_target
+from components.targets.finetune_process import finetune_in_process
 from components.targets.publish import publish_target
 from components.targets.quantize import quantize_int8_w8a8
 from tasks.artifacts import progress_reporter, publish_image, publish_markdown
@@ -43,7 +43,7 @@ def finetune(loop: Loop, target: TargetRef) -> Path:
     """A real fine-tune of the target's weights on human chats: its style moves, and with it its states."""
     destination = loop.run_dir / "targets" / "finetuned"
     with loop.stage("fine-tune target"):
-        losses = finetune_target(
+        losses = finetune_in_process(
             Path(target.path),
             destination,
             num_steps=FINETUNE_STEPS,

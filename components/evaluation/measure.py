@@ -106,6 +106,21 @@ def acceptance_length(prompts: Sequence[PromptMeasurement]) -> float:
     return ratio_of_sums(num, den) if den.sum() else 1.0
 
 
+def paired_acceptance_lengths(
+    old: Sequence[PromptMeasurement], new: Sequence[PromptMeasurement]
+) -> tuple[float, float, int]:
+    """Acceptance lengths over the prompts that both measurements have, and how many those are.
+
+    Slices differ by far more than targets do: lengths over different prompts cannot be compared.
+    """
+    common = {prompt.prompt_id for prompt in old} & {prompt.prompt_id for prompt in new}
+
+    def length(prompts: Sequence[PromptMeasurement]) -> float:
+        return acceptance_length([prompt for prompt in prompts if prompt.prompt_id in common])
+
+    return length(old), length(new), len(common)
+
+
 def acceptance_sums(prompts: Sequence[PromptMeasurement]) -> tuple[Array, Array]:
     """Per prompt, [P] each: tokens committed by speculative steps (accepted + steps), and those steps."""
     num = np.array([prompt.num_accepted_tokens + prompt.num_steps for prompt in prompts], dtype=float)

@@ -188,6 +188,24 @@ def download_checkpoint(registry: Registry, release: Release, destination: Path)
     return local
 
 
+def acceptance_report_of(registry: Registry, release: Release) -> AcceptanceReport:
+    """The measurement the release passed its gate with.
+
+    Raises:
+        RegistryError: it is missing from the artifact store, or is not the one that was registered.
+    """
+    name = f"release-{release.gate_digest[:16]}/acceptance_report.json"
+    with tempfile.TemporaryDirectory() as folder:
+        path = registry.download_artifact(release.run_id, name, destination=Path(folder))
+        try:
+            return AcceptanceReport.model_validate_json(path.read_text())
+        except ValueError as error:
+            raise RegistryError(
+                f"{release.model_name} version {release.version} has a damaged acceptance report",
+                got=str(error).splitlines()[0],
+            ) from error
+
+
 def set_alias(registry: Registry, release: Release, alias: str, *, reason: str, decision_digest: str) -> Promotion:
     """Move `alias` to the release: first into the promotions log, then in MLflow.
 

@@ -21,6 +21,10 @@ _REASONS = {
 }
 
 
+MIN_PAIRED_PROMPTS = 8
+"""Fewer prompts say nothing about a few percent of acceptance."""
+
+
 class MeasuredPolicy(Record):
     """What follows from measuring the old drafter on the new target, with the numbers and the rule it used."""
 
@@ -53,11 +57,12 @@ def classify_change(old: TargetFingerprint | None, new: TargetFingerprint) -> Ta
 
 
 def policy_after_measurement(
-    *, old_acceptance_length: float, new_acceptance_length: float, settings: WatchSettings
+    *, old_acceptance_length: float, new_acceptance_length: float, num_prompts: int, settings: WatchSettings
 ) -> MeasuredPolicy:
     """Re-bind when the drafter keeps `rebind_acceptance_share` of its acceptance length, else retrain.
 
-    Both lengths count the bonus token and are measured as served, at equal settings and over the same prompts.
+    Both lengths count the bonus token and are measured as served, at equal settings and over the same `num_prompts`
+    prompts. With fewer than `MIN_PAIRED_PROMPTS` of them nothing is known, and a new drafter is the safe answer.
 
     Raises:
         EvaluationError: a length is below 1 or not a number, so nothing was measured.
@@ -67,16 +72,24 @@ def policy_after_measurement(
             raise EvaluationError("this is not an acceptance length", got=length, expected="a number of at least 1")
     share = new_acceptance_length / old_acceptance_length
     threshold = settings.rebind_acceptance_share
-    holds = share >= threshold
-    outcome = "at or above {:.1%}, so re-bind" if holds else "below {:.1%}, so retrain"
-    numbers = f"{new_acceptance_length:.3f} on the new target against {old_acceptance_length:.3f}: {share:.1%} kept"
+    numbers = (
+        f"{new_acceptance_length:.3f} on the new target against {old_acceptance_length:.3f} over the same"
+        f" {num_prompts} prompts: {share:.1%} kept"
+    )
+    holds = share >= threshold and num_prompts >= MIN_PAIRED_PROMPTS
+    if num_prompts < MIN_PAIRED_PROMPTS:
+        reason = f"{num_prompts} prompts in common, too few to compare the targets, so retrain"
+    elif holds:
+        reason = f"{numbers}, at or above {threshold:.1%}, so re-bind"
+    else:
+        reason = f"{numbers}, below {threshold:.1%}, so retrain"
     return MeasuredPolicy(
         old_acceptance_length=old_acceptance_length,
         new_acceptance_length=new_acceptance_length,
         share=share,
         threshold=threshold,
         action=ChangeAction.REBIND if holds else ChangeAction.RETRAIN,
-        reason=f"{numbers}, {outcome.format(threshold)}",
+        reason=reason,
     )
 
 

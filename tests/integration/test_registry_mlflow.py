@@ -215,6 +215,7 @@ def test_a_release_round_trip(registry: Registry, tmp_path: Path) -> None:
         for a in registry.client.list_artifacts(release.run_id, f"release-{release.gate_digest[:16]}")
     }
     assert names == {"checkpoint", "gate_decision.json", "acceptance_report.json", "extra", "release.json"}
+    assert releases.acceptance_report_of(registry, release).arms == make_report(release.checkpoint).arms
 
 
 def test_registering_again_completes_the_same_version(registry: Registry, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from components.contracts import ArmEndpoint, PromptMeasurement, TargetFingerprint, TargetRef
 from components.errors import EvaluationError
 from components.evaluation.acceptance import Measured
-from components.evaluation.measure import build_report
+from components.evaluation.measure import build_report, paired_acceptance_lengths
 from components.evaluation.prompts import Prompt, prompt_digest
 from components.settings import EvaluationSettings
 
@@ -43,6 +43,18 @@ def test_perfect_and_useless_drafts(measurement: Callable[..., PromptMeasurement
     useless = build([measured("candidate", [measurement(f"a/{n}", histogram=(5, 0, 0)) for n in range(3)], k=2)])
     assert useless.arms["candidate"].acceptance_length == 1.0
     assert useless.arms["candidate"].acceptance_by_position == (0.0, 0.0)
+
+
+def test_two_measurements_are_compared_over_their_common_prompts(
+    measurement: Callable[..., PromptMeasurement],
+) -> None:
+    # The easy prompt of one side alone made 3.0 of 2.0, and a change of the target out of a change of the prompts.
+    hard = [measurement(f"a/{n}", histogram=(2, 2, 0)) for n in range(2)]
+    easy = measurement("a/2", histogram=(0, 0, 40))
+    assert paired_acceptance_lengths([*hard, easy], hard) == (1.5, 1.5, 2)
+    better = [measurement(f"a/{n}", histogram=(0, 4, 0)) for n in range(2)]
+    assert paired_acceptance_lengths(hard, [*better, easy]) == (1.5, 2.0, 2)
+    assert paired_acceptance_lengths([], hard) == (1.0, 1.0, 0)
 
 
 def test_slices_and_positions(measurement: Callable[..., PromptMeasurement]) -> None:

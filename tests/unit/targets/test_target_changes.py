@@ -47,7 +47,10 @@ def test_no_release_yet_means_training() -> None:
 )
 def test_policy_at_its_threshold(new: float, action: ChangeAction) -> None:
     decision = policy_after_measurement(
-        old_acceptance_length=1.5, new_acceptance_length=new, settings=WatchSettings(rebind_acceptance_share=0.9)
+        old_acceptance_length=1.5,
+        new_acceptance_length=new,
+        num_prompts=8,
+        settings=WatchSettings(rebind_acceptance_share=0.9),
     )
     assert decision.action is action
     assert decision.share == pytest.approx(new / 1.5)
@@ -57,4 +60,14 @@ def test_policy_at_its_threshold(new: float, action: ChangeAction) -> None:
 @pytest.mark.parametrize("length", [0.9, math.nan, math.inf])
 def test_what_was_not_measured_decides_nothing(length: float) -> None:
     with pytest.raises(EvaluationError, match="not an acceptance length"):
-        policy_after_measurement(old_acceptance_length=1.5, new_acceptance_length=length, settings=WatchSettings())
+        policy_after_measurement(
+            old_acceptance_length=1.5, new_acceptance_length=length, num_prompts=40, settings=WatchSettings()
+        )
+
+
+def test_too_few_common_prompts_retrain() -> None:
+    decision = policy_after_measurement(
+        old_acceptance_length=1.5, new_acceptance_length=1.5, num_prompts=7, settings=WatchSettings()
+    )
+    assert decision.action is ChangeAction.RETRAIN
+    assert "7 prompts in common, too few" in decision.reason

@@ -17,6 +17,7 @@ from components.errors import TargetError
 from components.settings import EngineSettings
 from components.targets.changes import classify_change
 from components.targets.finetune import finetune_target
+from components.targets.finetune_process import finetune_in_process
 from components.targets.fingerprint import describe_quantization, fingerprint_target
 from components.targets.publish import publish_target, read_published
 from components.targets.quantize import quantize_int8_w8a8, quantize_weight
@@ -120,6 +121,20 @@ def test_a_failed_fine_tune_leaves_nothing(tiny_target: Path, tmp_path: Path) ->
             tiny_target, tmp_path / "t", num_steps=1, learning_rate=1e-3, texts=TEXTS, num_layers=9, tokens_per_step=64
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fine_tune_in_a_process_of_its_own_reports_and_fails_in_words(tiny_target: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    losses = finetune_in_process(
+        tiny_target, tmp_path / "t", num_steps=4, learning_rate=5e-3, texts=TEXTS * 40,
+        progress=lambda *word: told.append(word),
+    )  # fmt: skip
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    assert told[-1][1:] == (4, 4)
+    assert kinds(tiny_target, tmp_path / "t") == (ChangeKind.WEIGHTS,)
+    with pytest.raises(TargetError, match=r"the fine-tune failed.*too little text"):
+        finetune_in_process(tiny_target, tmp_path / "u", num_steps=1, learning_rate=1e-3, texts=["hi"])
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
 def test_publishing_swaps_in_one_step(tiny_target: Path, tmp_path: Path) -> None:
