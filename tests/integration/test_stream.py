@@ -160,7 +160,7 @@ def put_by_hand(engine: Engine, name: str, *, num_tokens: int) -> None:
 def test_past_its_budget_the_engine_marks_instead_of_queueing_and_orphans_are_swept(
     master: Master, engine: Engine
 ) -> None:
-    """Nobody reads. 8 MiB are the store's half of the budget; a sample of 1,000 tokens has 389 kB."""
+    """Nobody reads. 7 of the 16 MiB are the store's; a sample of 1,000 tokens has 389 kB."""
     client = StoreClient.connect(master.endpoint)
     with contextlib.closing(client):
         for number in range(24):
@@ -173,7 +173,7 @@ def test_past_its_budget_the_engine_marks_instead_of_queueing_and_orphans_are_sw
 
         wait_until(all_there, timeout_s=ORPHAN_TTL_S)
         errors = [key for key in keys if key.endswith(":error")]
-        assert len(errors) == 24 - (8 << 20) // 389_120
+        assert len(errors) == 24 - (7 << 20) // 389_120
         marker = client.read_small(errors[0])
         assert marker is not None and b"budget" in marker
         assert client.metrics().allocated_bytes <= 9 << 20
