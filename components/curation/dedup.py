@@ -6,8 +6,8 @@ of their sets decides, so LSH's false positives cost a comparison and never a ro
 With b bands of r rows a pair of similarity s is proposed with probability 1 - (1 - s^r)^b (Leskovec, Rajaraman and
 Ullman, Mining of Massive Datasets, 3.4). 17 bands of 7 rows: 0.98 at s = 0.8, 0.77 at 0.7, 0.12 at 0.5.
 
-rensa rather than datasketch: both find the same pairs, but datasketch's index of Python dictionaries needs several
-kilobytes a text, which is more than 4 GB for 500k (figures in docs/lab-notes.md).
+rensa rather than datasketch: its index lies in compact tables outside Python, 500k texts in under 2 GB with everything
+else (docs/lab-notes.md); datasketch keeps a Python set per band and text.
 """
 
 from __future__ import annotations
