@@ -42,8 +42,7 @@ _PROBE = (
 class Renderer:
     """The target's tokenizer and chat template. Build it with `load_renderer`.
 
-    `tokenizer` is the target's own. Everything takes batches: one call of the tokenizer for many texts is several times
-    as fast as many calls.
+    `tokenizer` is the target's own. Rows are rendered and prompts counted in batches, one call of the tokenizer each.
     """
 
     def __init__(self, tokenizer: Any, *, name: str) -> None:

@@ -1,6 +1,6 @@
 """Rendered rows on their way into the data set: on disk as they come, read back in the order of their ids.
 
-Memory holds about 60 bytes a row (id, source, place), whatever its length.
+Memory holds about 50 bytes a row (id, source, place), whatever its length.
 """
 
 from __future__ import annotations

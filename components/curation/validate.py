@@ -55,7 +55,7 @@ class Validation:
 
 
 class ScalarFrame:
-    """One line per row: identity, split, lengths, mask share, id range. Filled row by row, about 100 bytes each."""
+    """One line per row: identity, split, lengths, mask share, id range. Filled row by row, without the tokens."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []

@@ -192,7 +192,7 @@ def acceptance_report_of(registry: Registry, release: Release) -> AcceptanceRepo
     """The measurement the release passed its gate with.
 
     Raises:
-        RegistryError: it is missing from the artifact store, or is not the one that was registered.
+        RegistryError: it is missing from the artifact store, or cannot be read.
     """
     name = f"release-{release.gate_digest[:16]}/acceptance_report.json"
     with tempfile.TemporaryDirectory() as folder:

@@ -69,23 +69,21 @@ def run_canary(
     _check(candidate, baseline, model=model, baseline_kind=baseline_kind, settings=settings)
     # Outside of the `try`: until the baseline is placed, the slot `candidate` may hold what serves all traffic.
     _place(splitter, candidate=candidate, baseline=baseline)
-    promoted, steps = False, list[CanaryStep]()
+
+    def run_step(weight_percent: int) -> CanaryStep:
+        return _Step(
+            splitter,
+            weight_percent=weight_percent,
+            requests_in_flight=_load(settings, schedule, weight_percent),
+            settings=settings,
+            gate_acceptance_length=gate_acceptance_length,
+            min_draft_coverage=_coverage_limit(settings, schedule),
+            progress=progress,
+        ).run(model, prompts, temperature=temperature, request_timeout_s=request_timeout_s)
+
+    promoted = False
     try:
-        for weight_percent in settings.weights_percent:
-            step = _Step(
-                splitter,
-                weight_percent=weight_percent,
-                requests_in_flight=_load(settings, schedule, weight_percent),
-                settings=settings,
-                gate_acceptance_length=gate_acceptance_length,
-                min_draft_coverage=_coverage_limit(settings, schedule),
-                progress=progress,
-            ).run(model, prompts, temperature=temperature, request_timeout_s=request_timeout_s)
-            steps.append(step)
-            if on_step is not None:
-                on_step(step)
-            if not step.healthy:
-                break
+        steps = _climb(settings.weights_percent, run_step, on_step)
         promoted = all(step.healthy for step in steps)
     except DSparkError as error:
         raise RolloutError(
@@ -95,6 +93,22 @@ def run_canary(
         if not promoted:
             withdraw(splitter)
     return _report(steps, candidate_digest=candidate_digest, baseline_kind=baseline_kind, promoted=promoted)
+
+
+def _climb(
+    weights_percent: Sequence[int],
+    run_step: Callable[[int], CanaryStep],
+    on_step: Callable[[CanaryStep], None] | None,
+) -> list[CanaryStep]:
+    """One step per share, up to and including the first unhealthy one."""
+    steps: list[CanaryStep] = []
+    for weight_percent in weights_percent:
+        steps.append(run_step(weight_percent))
+        if on_step is not None:
+            on_step(steps[-1])
+        if not steps[-1].healthy:
+            break
+    return steps
 
 
 def withdraw(splitter: Splitter) -> None:

@@ -1,4 +1,4 @@
-"""Curation: scale, rendering, near duplicates, regeneration against vLLM's offline batch, kills (about 12 min)."""
+"""Curation: scale, rendering, near duplicates, regeneration against vLLM's offline batch, kills."""
 
 from __future__ import annotations
 

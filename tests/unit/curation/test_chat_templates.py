@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from masked_spans import supervised
 from transformers import AutoTokenizer
 
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
@@ -130,18 +131,6 @@ def answered(
         answers.append(Answer(text, ids if exact else (), prompt_ids if exact else (), len(ids), False, 0.0))
         history.append(Message("assistant", text))
     return AnsweredConversation(conversation, tuple(answers), variant or {})
-
-
-def supervised(renderer: Renderer, item: AnsweredConversation) -> list[str]:
-    """The masked spans as text, special tokens included."""
-    row = renderer.render(item)
-    spans: list[list[int]] = [[]]
-    for token_id, on in zip(row.token_ids, row.loss_mask, strict=True):
-        if on:
-            spans[-1].append(token_id)
-        elif spans[-1]:
-            spans.append([])
-    return [renderer.tokenizer.decode(span) for span in spans if span]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

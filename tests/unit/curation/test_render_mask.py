@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from masked_spans import supervised
 
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
 from components.curation.render import Renderer, prove_masks, renderer_of, rewrites_history
@@ -69,18 +70,6 @@ def answered(
         )
         history.append(Message("assistant", text))
     return AnsweredConversation(conversation, tuple(answers))
-
-
-def supervised(renderer: Renderer, item: AnsweredConversation) -> list[str]:
-    """Texts of the masked spans, special tokens included."""
-    row = renderer.render(item)
-    spans: list[list[int]] = [[]]
-    for token_id, on in zip(row.token_ids, row.loss_mask, strict=True):
-        if on:
-            spans[-1].append(token_id)
-        elif spans[-1]:
-            spans.append([])
-    return [renderer.tokenizer.decode(span) for span in spans if span]
 
 
 @pytest.mark.parametrize("exact", [True, False])
