@@ -20,7 +20,7 @@ from components.curation.funnel import Funnel
 from components.curation.plots import plot_funnel
 from components.curation.quarantine import Quarantine
 from components.curation.regenerate import Regeneration, variant_of
-from components.curation.render import Renderer, load_renderer, prove_masks, rewrites_history
+from components.curation.render import Chat, Renderer, load_renderer, prove_masks, rewrites_history
 from components.curation.row_spool import RowSpool
 from components.curation.sources import Mixture, describe_source
 from components.curation.split import TRAIN, VALIDATION, check_both_sides, side_of
@@ -149,13 +149,16 @@ class Sieve:
         """What each conversation says by itself; tokens are counted for all that are left at once."""
         reasons = [refusal(conversation, self._filters) for conversation in batch]
         left = [conversation for conversation, reason in zip(batch, reasons, strict=True) if reason is None]
-        # Later turns also carry answers that do not exist yet; the engine's own limit ends those conversations.
-        counts = iter(
-            self._renderer.num_prompt_tokens(
-                [(chat.messages, variant_of(chat.id, self._settings.template_variants)) for chat in left]
-            )
-        )
+        counts = iter(self._renderer.num_prompt_tokens([self._prompt(chat) for chat in left]))
         return [self._length(next(counts)) if reason is None else reason for reason in reasons]
+
+    def _prompt(self, conversation: Conversation) -> Chat:
+        """The whole conversation up to its last answer. The earlier answers do not exist yet; each stands as a word,
+        because templates want roles that alternate, and the engine's own limit ends what grows too long."""
+        turns = conversation.turns
+        messages = (*conversation.answered_with(["-"] * (len(turns) - 1)), *turns[-1])
+        variant = variant_of(conversation.id, self._settings.template_variants)
+        return messages, {**variant, **conversation.template_tools}
 
     def _length(self, num_tokens: int | None) -> str | None:
         if num_tokens is None:

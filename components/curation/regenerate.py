@@ -132,7 +132,7 @@ class _Run:
         )
 
     def _new_tally(self, conversations: Sequence[Conversation]) -> Tally:
-        turns = sum(len(conversation.user_turns) for conversation in conversations)
+        turns = sum(len(conversation.turns) for conversation in conversations)
         # Half of the limit: truncated answers end a conversation, so later turns seldom all come.
         prior = 0.5 * self.settings.max_answer_tokens * turns / max(1, len(conversations))
         return Tally(len(conversations), prior_tokens=prior, num_prior=self.settings.requests_in_flight)
@@ -168,8 +168,8 @@ class _Run:
         the template would close it with an end-of-turn token that the target did not give."""
         history = list(conversation.system)
         answers: list[Answer] = []
-        for prompt in conversation.user_turns:
-            history.append(Message("user", prompt))
+        for turn in conversation.turns:
+            history += turn
             try:
                 answer = await self._answer(conversation, history, client)
             except RefusedError as error:
@@ -197,10 +197,13 @@ class _Run:
     async def _answer(self, conversation: Conversation, history: list[Message], client: EngineClient) -> Answer:
         temperature = temperature_of(conversation.id, self.settings.temperatures)
         request: dict[str, Any] = {
-            "messages": [message.as_dict() for message in history],
+            "messages": [message.as_request() for message in history],
             "temperature": temperature,
             "max_tokens": self.settings.max_answer_tokens,
         }
+        if conversation.tools:
+            # Without a tool choice the engine wants a parser of calls; what the target says is kept as it says it.
+            request |= {**conversation.template_tools, "tool_choice": "none"}
         if variant := variant_of(conversation.id, self.settings.template_variants):
             request["chat_template_kwargs"] = dict(variant)
         key = digest_json({"fingerprint": self.fingerprint.digest, **request})
@@ -219,9 +222,10 @@ class _Run:
         if num_conversations and refused / num_conversations > MAX_REFUSED_SHARE:
             reasons = {reason: count for (_, reason), count in self.quarantine.counts.most_common(3)}
             raise CurationError(
-                f"{refused} of {num_conversations} conversations got no answer",
+                f"{refused} of {num_conversations} conversations have no answer to train on",
                 got=reasons,
-                fix="Look at the engine's log; the answers that came are kept and will be reused.",
+                fix="Look at the engine's log, or at keep_refusals and keep_truncated_answers where those are the"
+                " reasons; the answers that came are kept and will be reused.",
             )
 
 

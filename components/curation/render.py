@@ -5,7 +5,8 @@ the answer's. An earlier answer is supervised only if its very ids stand at thei
 that tokenises differently the second time is not what the target produced, and stays masked.
 
 Where it did not, the texts are tokenised again: with `{% generation %}` the template marks the answers itself; without,
-an answer is the difference between the rendering up to its turn with and without it.
+an answer is the difference between the rendering up to its turn with and without it. Most chats need one rendering for
+that (`skeleton.py`). Turns that call tools were not produced by the target and are never supervised.
 
 Either way the end-of-turn token is supervised only where the target produced it.
 
@@ -15,7 +16,9 @@ to every rendering.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,11 @@ from jinja2 import TemplateError
 
 from components.contracts import TargetRef
 from components.curation.conversation import NO_VARIANT, AnsweredConversation, Message, Row, Variant
+from components.curation.skeleton import Skeleton, Span, has_skeleton
 from components.errors import CurationError
 
-Span = tuple[int, int]
-"""[start, end) in characters."""
+Chat = tuple[Sequence[Message], Variant]
+"""Messages, and the variables the template gets with them."""
 
 Rendered = tuple[tuple[int, ...], tuple[bool, ...]]
 """Token ids and loss mask."""
@@ -55,25 +59,30 @@ class Renderer:
         self.injects_date = "strftime_now" in template
         self._marks_answers = "{% generation %}" in template.replace("{%-", "{%").replace("-%}", "%}")
         self.vocab_size = len(tokenizer)
+        self._skeletons: dict[str, Skeleton | None] = {}
 
     def prompt_token_ids(self, messages: Sequence[Message], variant: Variant = NO_VARIANT) -> list[int]:
         """Token ids of a prompt as the engine will see it, the opening of the answer included."""
-        return self.encode_all(self._texts([messages], variant, open_answer=True))[0]
+        return self.encode_all(self._texts([(messages, variant)], open_answer=True))[0]
 
     def text(self, messages: Sequence[Message], variant: Variant = NO_VARIANT) -> str:
         """A finished conversation through the template."""
-        return self._texts([messages], variant, open_answer=False)[0]
+        return self._texts([(messages, variant)], open_answer=False)[0]
 
-    def num_prompt_tokens(self, chats: Sequence[tuple[Sequence[Message], Variant]]) -> list[int | None]:
+    def num_prompt_tokens(self, chats: Sequence[Chat]) -> list[int | None]:
         """Tokens of each prompt; None where the template refuses it."""
-        texts: list[str | None] = []
-        for messages, variant in chats:
-            try:
-                texts.append(self._texts([messages], variant, open_answer=True)[0])
-            except CurationError:
-                texts.append(None)
+        try:
+            texts: list[str | None] = [*self._texts(chats, open_answer=True)]
+        except CurationError:
+            texts = [self._text_or_none(chat) for chat in chats]
         lengths = iter([len(ids) for ids in self.encode_all([text for text in texts if text is not None])])
         return [None if text is None else next(lengths) for text in texts]
+
+    def _text_or_none(self, chat: Chat) -> str | None:
+        try:
+            return self._texts([chat], open_answer=True)[0]
+        except CurationError:
+            return None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`, special tokens left out."""
@@ -85,7 +94,7 @@ class Renderer:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """As `encode`, for many texts."""
-        return list(self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]) if texts else []
+        return [list(encoding.ids) for encoding in self._encodings(texts)]
 
     def render(self, answered: AnsweredConversation) -> Row:
         """Render one answered conversation; see `render_all`."""
@@ -107,7 +116,7 @@ class Renderer:
 
     def _exact(self, answered: Sequence[AnsweredConversation]) -> Iterator[Rendered]:
         """Rows of the engine's own ids, each compared with what the template gives here."""
-        texts = [self._texts([item.messages[:-1]], item.variant, open_answer=True)[0] for item in answered]
+        texts = self._texts([(item.messages[:-1], item.template_variables) for item in answered], open_answer=True)
         for item, ours in zip(answered, self.encode_all(texts), strict=True):
             last = item.answers[-1]
             # A template with today's date in it reads differently tomorrow, when a rerun takes up yesterday's answers.
@@ -130,39 +139,62 @@ class Renderer:
 
     def _retokenised(self, answered: Sequence[AnsweredConversation]) -> Iterator[Rendered]:
         """Rows of texts that are tokenised again."""
-        placed = [None if self._is_marked(item) else self._placed(item) for item in answered]
-        encoded = self._encode_with_offsets([text for text, _ in filter(None, placed)])
-        for item, place in zip(answered, placed, strict=True):
-            if place is None:
-                yield self._marked(item)
-            else:
-                token_ids, offsets = next(encoded)
-                yield tuple(token_ids), _covered(offsets, place[1])
+        unmarked = [item for item in answered if not self._is_marked(item)]
+        placed = self.place_answers([(item.messages, item.template_variables) for item in unmarked])
+        rendered = self._masked([_cut(item, *place) for item, place in zip(unmarked, placed, strict=True)])
+        for item in answered:
+            yield self._marked(item) if self._is_marked(item) else next(rendered)
 
     def _is_marked(self, item: AnsweredConversation) -> bool:
-        return self._marks_answers and not item.answers[-1].truncated
+        # A template marks every assistant's turn, also the calls that the target did not make.
+        calls_tools = any(message.extra for message in item.conversation.messages)
+        return self._marks_answers and not calls_tools and not item.answers[-1].truncated
 
-    def _placed(self, item: AnsweredConversation) -> tuple[str, list[Span]]:
-        text, spans = self.answer_spans(item.messages, item.variant)
-        if item.answers[-1].truncated:
-            start, _ = spans[-1]
-            answer = item.messages[-1].content.strip()
-            end = text.index(answer, start) + len(answer)
-            text, spans = text[:end], [*spans[:-1], (start, end)]
-        return text, [span for span in spans if span[0] < span[1]]
+    def place_answers(self, chats: Sequence[Chat]) -> list[tuple[str, list[Span]]]:
+        """Each chat as text with the spans of its answers, as `answer_spans`: from its skeleton where that fits.
 
-    def _encode_with_offsets(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[Span]]]:
-        if not texts:
-            return iter(())
-        encoded = self.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
-        return zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        Raises:
+            CurationError: the template alters answers, or rewrites history.
+        """
+        placed = []
+        for (messages, variant), text in zip(chats, self._texts(chats, open_answer=False), strict=True):
+            skeleton = self.skeleton(messages, variant) if has_skeleton(messages) else None
+            spans = skeleton.spans(messages, text) if skeleton is not None else None
+            placed.append(self.answer_spans(messages, variant) if spans is None else (text, spans))
+        return placed
+
+    def skeleton(self, messages: Sequence[Message], variant: Variant) -> Skeleton | None:
+        """The skeleton of chats with the roles of `messages`; None where the template has none."""
+        key = json.dumps([[message.role for message in messages], variant], default=str)
+        if key not in self._skeletons:
+            try:
+                found = Skeleton.of(messages, lambda chat: self.answer_spans(chat, variant))
+            except CurationError:
+                found = None  # a template that rewrites history does so to some texts and not to others
+            self._skeletons[key] = found
+        return self._skeletons[key]
+
+    def _masked(self, placed: Sequence[tuple[str, list[Span]]]) -> Iterator[Rendered]:
+        """Token ids of each text, and which of them meet its spans."""
+        if not placed:
+            return
+        texts = [text for text, _ in placed]
+        for encoding, (text, spans) in zip(self._encodings(texts), placed, strict=True):
+            yield tuple(encoding.ids), _mask(encoding, spans, num_chars=len(text))
+
+    def _encodings(self, texts: Sequence[str]) -> list[Any]:
+        # The tokenizer's own core, many texts at once: its wrapper copies every list, which costs as much again.
+        core = self.tokenizer.backend_tokenizer
+        core.no_truncation()
+        core.no_padding()
+        return list(core.encode_batch(list(texts), add_special_tokens=False))
 
     def _marked(self, item: AnsweredConversation) -> Rendered:
         encoded = self.tokenizer.apply_chat_template(
             [message.as_dict() for message in item.messages],
             return_dict=True,
             return_assistant_tokens_mask=True,
-            **item.variant,
+            **item.template_variables,
         )
         return tuple(encoded["input_ids"]), tuple(bool(value) for value in encoded["assistant_masks"])
 
@@ -172,12 +204,12 @@ class Renderer:
         Raises:
             CurationError: the template alters answers, or rewrites history.
         """
-        turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
-        befores = self._texts([messages[:index] for index in turns], variant, open_answer=True)
+        turns = [index for index, message in enumerate(messages) if message.role == "assistant" and not message.extra]
+        befores = self._texts([(messages[:index], variant) for index in turns], open_answer=True)
         finished = [messages[: index + 1] for index in turns]
         if not finished or len(finished[-1]) < len(messages):
             finished.append(messages)
-        uptos = self._texts(finished, variant, open_answer=False)
+        uptos = self._texts([(chat, variant) for chat in finished], open_answer=False)
         whole = uptos[-1]
         spans: list[Span] = []
         for index, before, upto in zip(turns, befores, uptos, strict=False):
@@ -197,16 +229,28 @@ class Renderer:
         end = position + len(answer.strip())
         return end + next((len(closing) for closing in self._closings if text.startswith(closing, end)), 0)
 
-    def _texts(self, chats: Sequence[Sequence[Message]], variant: Variant, *, open_answer: bool) -> list[str]:
-        if not chats:
-            return []
-        turns = [[message.as_dict() for message in messages] for messages in chats]
-        try:
-            return list(
-                self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=open_answer, **variant)
-            )
-        except TemplateError as error:
-            raise CurationError(f"the chat template of {self._name} refuses a conversation", got=error) from error
+    def _texts(self, chats: Sequence[Chat], *, open_answer: bool) -> list[str]:
+        """Each chat through the template; neighbours with the same variables in one call."""
+        texts: list[str] = []
+        for variant, run in groupby(chats, key=lambda chat: chat[1]):
+            turns = [[message.as_dict() for message in messages] for messages, _ in run]
+            try:
+                texts += self.tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=open_answer, **variant
+                )
+            except TemplateError as error:
+                raise CurationError(f"the chat template of {self._name} refuses a conversation", got=error) from error
+        return texts
+
+
+def _cut(item: AnsweredConversation, text: str, spans: list[Span]) -> tuple[str, list[Span]]:
+    """Text and spans up to where the answers end: a truncated one ends at the limit, without an end-of-turn token."""
+    if item.answers[-1].truncated:
+        start, _ = spans[-1]
+        answer = item.messages[-1].content.strip()
+        end = text.index(answer, start) + len(answer)
+        text, spans = text[:end], [*spans[:-1], (start, end)]
+    return text, [span for span in spans if span[0] < span[1]]
 
 
 def _is_exact(item: AnsweredConversation) -> bool:
@@ -225,15 +269,23 @@ def _row(item: AnsweredConversation, token_ids: tuple[int, ...], mask: tuple[boo
     )
 
 
-def _covered(offsets: Sequence[Span], spans: Sequence[Span]) -> tuple[bool, ...]:
-    """Per token, whether its characters [left, right) meet a span; spans are ascending and do not touch."""
-    mask = []
-    current = 0
-    for left, right in offsets:
-        while current < len(spans) and spans[current][1] <= left:
-            current += 1
-        mask.append(current < len(spans) and right > spans[current][0] and right > left)
+def _mask(encoding: Any, spans: Sequence[Span], *, num_chars: int) -> tuple[bool, ...]:
+    """Per token of a text, whether its characters [left, right) meet a span; spans are ascending and do not touch."""
+    mask = [False] * len(encoding)
+    for start, end in spans:
+        first = encoding.char_to_token(start)
+        beyond = len(mask) if end >= num_chars else encoding.char_to_token(end)
+        if first is None or beyond is None:  # characters that no token stands for
+            return _covered(encoding.offsets, spans)
+        if end < num_chars and encoding.token_to_chars(beyond)[0] < end:
+            beyond += 1  # a token across the end of the answer belongs to it
+        mask[first:beyond] = [True] * (beyond - first)
     return tuple(mask)
+
+
+def _covered(offsets: Sequence[Span], spans: Sequence[Span]) -> tuple[bool, ...]:
+    """As `_mask`, token by token."""
+    return tuple(any(right > start and left < end and right > left for start, end in spans) for left, right in offsets)
 
 
 def load_renderer(target: TargetRef) -> Renderer:

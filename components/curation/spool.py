@@ -107,13 +107,13 @@ def to_answer(record: dict[str, Any]) -> Answer:
 
 
 def _from_conversation(item: Conversation) -> dict[str, Any]:
-    turns = [[message.role, message.content] for message in item.messages]
-    return {"id": item.id, "source": item.source, "messages": turns}
+    turns = [[message.role, message.content, message.extra] for message in item.messages]
+    return {"id": item.id, "source": item.source, "messages": turns, "tools": item.tools}
 
 
 def _to_conversation(record: dict[str, Any]) -> Conversation:
-    messages = tuple(Message(role, content) for role, content in record["messages"])
-    return Conversation(record["id"], record["source"], messages)
+    messages = tuple(Message(*turn) for turn in record["messages"])
+    return Conversation(record["id"], record["source"], messages, record["tools"])
 
 
 def _from_answered(item: AnsweredConversation) -> dict[str, Any]:

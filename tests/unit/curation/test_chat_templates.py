@@ -5,18 +5,26 @@ The templates are written here from what the models' own ones print, not copied.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from masked_spans import supervised
 from transformers import AutoTokenizer
 
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
+from components.curation.curate import Sieve
+from components.curation.decontaminate import HeldOut
+from components.curation.quarantine import Quarantine
 from components.curation.render import Renderer, prove_masks, renderer_of, rewrites_history
+from components.curation.rows import read_row
 from components.errors import CurationError
+from components.settings import CurationSettings
 
 LLAMA3 = """{{- bos_token }}
 {%- if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set messages = messages[1:] %}
@@ -64,6 +72,17 @@ CHATML = """{%- for message in messages %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
 
 
+TOOL_CALLING = """{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}
+{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] }}
+{%- for call in message['tool_calls'] or [] %}
+{{- '<tool_call>' + call['function']['name'] + ' ' + call['function']['arguments']['city'] + '</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
 @dataclass(frozen=True)
 class Family:
     """A model family's template and tokens."""
@@ -85,6 +104,7 @@ FAMILIES = {
     # Gemma's eos token is <eos>; its models end a turn with <end_of_turn>.
     "gemma": Family(GEMMA, ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<eos>", "<end_of_turn>"),
     "mistral": Family(MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]"), "</s>", "</s>"),
+    "tool-calling": Family(TOOL_CALLING, ("<|im_start|>", "<|im_end|>"), "<|im_end|>", "<|im_end|>"),
 }  # fmt: skip
 
 
@@ -223,3 +243,86 @@ def test_yesterdays_answers_are_taken_up_today(renderers: dict[str, Renderer]) -
                    answer.num_tokens, False, 0.0)  # fmt: skip
     row = renderer.render(AnsweredConversation(item.conversation, (other,)))
     assert row.token_ids == (*other.prompt_token_ids, *other.token_ids)
+
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Bern"}}}
+WEATHER = {
+    "messages": [
+        {"role": "user", "content": "Is it raining in Bern?"},
+        {"role": "assistant", "content": "I shall look.", "tool_calls": [CALL]},
+        {"role": "tool", "content": "sunny"},
+        {"role": "assistant", "content": "No."},
+        {"role": "user", "content": "And in Thun?"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "weather"}}],
+}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_tool_calls_are_context_and_only_the_targets_answers_are_supervised(
+    renderers: dict[str, Renderer], exact: bool
+) -> None:
+    renderer, family = renderers["tool-calling"], FAMILIES["tool-calling"]
+    conversation = read_row(WEATHER, column="messages", source="test", max_turns=8)
+    texts = ["It is sunny in Bern.", "That I cannot tell."]
+    answers = []
+    for number, text in enumerate(texts):
+        history = (*conversation.answered_with(texts[:number]), *conversation.turns[number])
+        prompt_ids = renderer.prompt_token_ids(history, conversation.template_tools)
+        ids = tuple(renderer.encode(text + family.closing))
+        answers.append(Answer(text, ids if exact else (), tuple(prompt_ids) if exact else (), len(ids), False, 0.0))
+    item = AnsweredConversation(conversation, tuple(answers))
+    row = renderer.render(item)
+    text = renderer.tokenizer.decode(row.token_ids)
+    assert '# Tools\n{"type": "function", "function": {"name": "weather"}}' in text
+    assert "I shall look.<tool_call>weather Bern</tool_call><|im_end|>" in text
+    assert "<|im_start|>tool\nsunny<|im_end|>" in text
+    assert supervised(renderer, item) == [answer + family.closing for answer in texts]
+    assert prove_masks([row], [item], renderer) == 2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(texts=st.lists(st.text(min_size=1), min_size=2, max_size=6).filter(lambda texts: len(texts) % 2 == 0))
+@example(texts=["Four?", "<think>\n2 + 2\n</think>\n\nFour."])
+@example(texts=["a", "a", " a", "a "])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_skeleton_finds_the_answers_where_the_prefixes_do(
+    renderers: dict[str, Renderer], name: str, texts: list[str]
+) -> None:
+    renderer = renderers[name]
+    messages = [Message("user" if turn % 2 == 0 else "assistant", text) for turn, text in enumerate(texts)]
+    try:
+        expected = renderer.answer_spans(messages)
+    except CurationError:
+        return  # this template rewrites such a chat, and says so
+    assert renderer.place_answers([(messages, {})]) == [expected]
+
+
+def test_one_rendering_finds_the_answers_of_plain_chats(renderers: dict[str, Renderer]) -> None:
+    chat = [
+        Message("user", "One?"),
+        Message("assistant", "One."),
+        Message("user", "Two?"),
+        Message("assistant", "Two."),
+    ]
+    for name in ("chatml", "llama3", "gemma"):
+        renderer = renderers[name]
+        renderer.place_answers([(chat, {})])
+        rendered = renderer.text(chat)
+        skeleton = renderer.skeleton(chat, {})
+        assert skeleton is not None and skeleton.spans(chat, rendered) == renderer.answer_spans(chat)[1]
+        assert skeleton.spans(chat, rendered.replace("One?", "Won?")) is None
+
+
+def test_prompts_of_several_turns_are_counted_with_roles_that_alternate(renderers: dict[str, Renderer]) -> None:
+    """Some templates refuse two user turns in a row, and answers do not exist yet when prompts are filtered."""
+    strict = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}"
+    )
+    tokenizer = copy.deepcopy(renderers["chatml"].tokenizer)
+    tokenizer.chat_template = strict + "{% endif %}{{ m.content }}{% endfor %}"
+    conversation = Conversation.of((Message("user", "One?"), Message("user", "Two?")), source="test")
+    renderer = Renderer(tokenizer, name="strict")
+    curation = CurationSettings.model_validate({"sources": [{"name": "chitchat"}], "num_conversations": 8})
+    sieve = Sieve(curation.model_copy(update={"min_prompt_chars": 1}), renderer, HeldOut([]), Quarantine())
+    assert sieve.sift([conversation], at_most=1) == [True]

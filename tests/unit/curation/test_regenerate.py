@@ -17,6 +17,7 @@ from components.curation import engine_client
 from components.curation.answer_shards import AnswerShards
 from components.curation.conversation import Answer, Conversation, Message
 from components.curation.regenerate import Regeneration, regenerate, temperature_of
+from components.curation.rows import read_row
 from components.errors import CurationError, EngineError
 from components.settings import CurationSettings
 
@@ -147,6 +148,25 @@ def test_later_turns_see_the_targets_own_earlier_answers(endpoint: Endpoint, tmp
     assert [message.role for message in result.answered[0].messages] == ["user", "assistant"] * 2
 
 
+def test_tools_and_their_calls_reach_the_engine(endpoint: Endpoint, tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+    row = {
+        "messages": [
+            {"role": "user", "content": "Rain?"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "sunny"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "weather"}}],
+    }
+    conversation = read_row(row, column="messages", source="test", max_turns=1)
+    (item,) = run(endpoint, [conversation], tmp_path).answered
+    (request,) = endpoint.requests
+    assert request["tools"] == row["tools"] and request["tool_choice"] == "none"
+    assert request["messages"][1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert [message.role for message in item.messages] == ["user", "assistant", "tool", "assistant"]
+    assert item.answers[0].text == "answer to sunny"
+
+
 def test_a_truncated_answer_is_kept_and_ends_the_conversation(endpoint: Endpoint, tmp_path: Path) -> None:
     endpoint.reply = lambda request, number: ok(request, finish="length")
     (item,) = run(endpoint, chats(1, turns=3), tmp_path).answered
@@ -195,7 +215,7 @@ def test_truncated_answers_and_refusals_are_dropped_where_asked(endpoint: Endpoi
 
 def test_mostly_refused_is_an_error(endpoint: Endpoint, tmp_path: Path) -> None:
     endpoint.reply = lambda request, number: (400, {"error": {"message": "no"}}, {})
-    with pytest.raises(CurationError, match="6 of 6 conversations got no answer"):
+    with pytest.raises(CurationError, match="6 of 6 conversations have no answer"):
         run(endpoint, chats(6), tmp_path)
 
 

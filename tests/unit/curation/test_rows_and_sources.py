@@ -84,13 +84,98 @@ def test_bad_rows_say_why(row: object, reason: str) -> None:
         read(row)
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+OPENAI_CALL = {
+    "messages": [
+        {"role": "user", "content": "Is it raining in Bern?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        {"role": "assistant", "content": "No, it is sunny."},
+        {"role": "user", "content": "And tomorrow?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    ],
+    "tools": TOOLS,
+}
+SHAREGPT_CALL = {
+    "conversations": [
+        {"from": "human", "value": "Is it raining in Bern?"},
+        {"from": "function_call", "value": '{"name": "weather", "arguments": {"city": "Bern"}}'},
+        {"from": "observation", "value": "sunny"},
+        {"from": "gpt", "value": "No, it is sunny."},
+    ],
+    "tools": json.dumps([TOOLS[0]["function"]]),
+}
+
+
+def test_tool_calls_and_results_stay_before_the_answer_they_lead_to() -> None:
+    conversation = read_row(OPENAI_CALL, column="messages", source="test", max_turns=8)
+    # The call at the end is left out: nothing answers it, and what to do there is the target's to say.
+    assert [[message.role for message in turn] for turn in conversation.turns] == [
+        ["user", "assistant", "tool"],
+        ["user"],
+    ]
+    call, result = conversation.turns[0][1:]
+    assert call.as_dict()["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Bern"}}
+    assert call.as_request()["tool_calls"] == [CALL]
+    assert result.as_dict() == {"role": "tool", "content": "sunny", "tool_call_id": "c1"}
+    assert conversation.template_tools == {"tools": TOOLS}
+    assert len(read_row(OPENAI_CALL, column="messages", source="test", max_turns=1).turns) == 1
+
+
+def test_sharegpt_calls_read_as_openai_ones() -> None:
+    conversation = read_row(SHAREGPT_CALL, column="messages", source="test", max_turns=8)
+    assert [message.role for message in conversation.messages] == ["user", "assistant", "tool"]
+    function = conversation.messages[1].as_dict()["tool_calls"][0]["function"]
+    assert function == {"name": "weather", "arguments": {"city": "Bern"}}
+    assert conversation.template_tools == {"tools": TOOLS}
+
+
+def test_tools_and_calls_are_part_of_a_conversations_name() -> None:
+    def name(**changes: object) -> str:
+        return read_row({**OPENAI_CALL, **changes}, column="messages", source="test", max_turns=8).id
+
+    other = [*OPENAI_CALL["messages"][:2], {"role": "tool", "content": "rain"}]
+    assert len({name(), name(tools=None), name(messages=other)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("turns", "reason"),
+    [
+        ([{"role": "tool", "content": "sunny"}], "tool first"),
+        ([{"role": "user", "content": "Hi"}, {"role": "tool", "content": "sunny"}], "result without a call"),
+        (
+            [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "user", "content": "Well?"},
+            ],
+            "call without a result",
+        ),
+        ([{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [{"function": 3}]}], "without a name"),
+        ([{"role": "user", "content": "Hi"}, {"from": "function_call", "value": "weather("}], "not JSON"),
+    ],
+)
+def test_broken_tool_calls_say_why(turns: list[dict[str, object]], reason: str) -> None:
+    with pytest.raises(BadRowError, match=reason):
+        read({"messages": turns})
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)
     )
 )
 def test_any_json_is_read_or_quarantined(value: object) -> None:
-    for row in (value, {"messages": value}, {"prompt": value}, {"conversations": [value]}):
+    opening = {"role": "user", "content": "Hi"}
+    for row in (
+        value,
+        {"messages": value},
+        {"prompt": value},
+        {"conversations": [value]},
+        {"prompt": "Hi", "tools": value},
+        {"messages": [opening, {"role": "assistant", "tool_calls": value}, {"role": "tool", "content": "x"}]},
+    ):
         try:
             conversation = read_row(row, column="messages", source="test", max_turns=3)
         except BadRowError as reason:
