@@ -122,6 +122,13 @@ class CurationSettings(Settings):
         default=({},), min_length=1, description="variables of the chat template, as {enable_thinking: false}; mixed"
     )
     requests_in_flight: int = Field(default=32, ge=1)
+    task_runner: Literal["threads", "dask"] = Field(
+        default="threads", description="where filters and rendering run: the flow's process, or Prefect's Dask runner"
+    )
+    dask_address: str | None = Field(
+        default=None,
+        description="of a Dask scheduler whose workers see the state folder; none: a cluster on this machine",
+    )
     min_mask_share: float = Field(default=0.05, ge=0, lt=1, description="least share of supervised tokens in a row")
     seed: int = 0
 

@@ -13,6 +13,7 @@ from components.curation.regenerate import Regeneration, regenerate
 from components.curation.sources import evaluation_texts
 from components.evaluation.prompts import load_prompts
 from tasks.artifacts import progress_reporter, publish_image, publish_markdown
+from tasks.chunks import applied
 from tasks.engines import plain_engine
 from tasks.loop import Loop
 from tasks.retry import is_transient
@@ -28,13 +29,14 @@ from tasks.retry import is_transient
 def collect_conversations(loop: Loop, target: TargetRef) -> Collected:
     """Sources -> filters -> dedup -> decontamination against the held-out prompts. The engine starts meanwhile."""
     plain_engine(loop, target)
-    with loop.stage("collect"):
+    with loop.stage("collect"), applied(loop.recipe.curation) as apply:
         return collect(
             loop.recipe.curation,
             target=target,
             held_out=_held_out(loop),
             spool_path=loop.run_dir / "curation" / "collected.jsonl",
             progress=progress_reporter("collect"),
+            apply=apply,
         )
 
 
@@ -70,7 +72,7 @@ def regenerate_answers(loop: Loop, target: TargetRef, collected: Collected) -> R
 @task(name="render and validate", cache_policy=NO_CACHE)
 def render_and_validate(loop: Loop, target: TargetRef, collected: Collected, answers: Regeneration) -> DatasetRef:
     """Chat template, loss mask, Great Expectations, Arrow dataset with its manifest."""
-    with loop.stage("validate") as clock:
+    with loop.stage("validate") as clock, applied(loop.recipe.curation) as apply:
         finished = finish(
             collected,
             answers,
@@ -80,6 +82,7 @@ def render_and_validate(loop: Loop, target: TargetRef, collected: Collected, ans
             max_model_len=loop.recipe.engine.max_model_len,
             output_dir=loop.state_dir / "datasets",
             progress=progress_reporter("validate"),
+            apply=apply,
         )
         clock.num_tokens = sum(finished.dataset.num_tokens.values())
     shutil.rmtree(loop.run_dir / "curation", ignore_errors=True)  # the rows are in the data set now

@@ -7,21 +7,23 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.contracts import DatasetRef, Progress, TargetRef
-from components.curation.conversation import AnsweredConversation, Conversation
+from components.curation.chunks import CHUNK, Apply, apply_here, round_size
+from components.curation.conversation import AnsweredConversation, Conversation, Row
 from components.curation.dataset import DOCS_INDEX, staging_dir, write_dataset
 from components.curation.decontaminate import HeldOut
-from components.curation.dedup import NearDuplicateIndex, cross_similarity
-from components.curation.filters import prompt_filters, refusal
+from components.curation.dedup import cross_similarity
 from components.curation.funnel import Funnel
 from components.curation.plots import plot_funnel
 from components.curation.quarantine import Quarantine
-from components.curation.regenerate import Regeneration, variant_of
-from components.curation.render import Chat, Renderer, load_renderer, prove_masks, rewrites_history
+from components.curation.regenerate import Regeneration
+from components.curation.render import Renderer, load_renderer, prove_masks, rewrites_history
 from components.curation.row_spool import RowSpool
+from components.curation.sieve import BATCH, PromptJudge, Sieve, renderer_here
 from components.curation.sources import Mixture, describe_source
 from components.curation.split import TRAIN, VALIDATION, check_both_sides, side_of
 from components.curation.spool import conversation_spool
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REPORT_INTERVAL_S = 4.0
-BATCH = 64
-"""Conversations filtered or rendered at once."""
 NUM_PROVEN_ROWS = 200
 """Rows whose masked spans are decoded and compared with their answers; all of a small data set."""
 
@@ -69,6 +69,7 @@ def collect(
     held_out: Sequence[str] = (),
     spool_path: Path,
     progress: Progress,
+    apply: Apply = apply_here,
 ) -> Collected:
     """Draw from the sources until `num_conversations` prompts passed every filter, or the sources are dry.
 
@@ -77,22 +78,25 @@ def collect(
         target: its tokenizer counts prompt tokens.
         held_out: texts of the evaluation prompts; whatever repeats 13 words of one is left out.
         spool_path: file for the survivors, so that memory does not grow with them; overwritten.
-        progress: called at least every 5 s.
+        progress: called at least every 5 s, between the chunks.
+        apply: where the filters run.
 
     Raises:
         CurationError: a source cannot be opened, the target has no chat template, or too few prompts survive for a
             training and a validation side.
     """
-    renderer = load_renderer(target)
+    load_renderer(target)  # a target without a template is told of here, not in some worker
+    judged = PromptJudge(settings, target.path, target.name)
     quarantine, refused = Quarantine(), Quarantine()
     mixture = Mixture(settings, quarantine=quarantine)
-    sieve = Sieve(settings, renderer, HeldOut(held_out), refused)
+    sieve = Sieve(settings, HeldOut(held_out), refused)
     kept = conversation_spool(spool_path)
     sides: set[str] = set()
     reported = time.monotonic()
     num_unused = 0
-    for batch in batches(mixture, BATCH):
-        verdicts = sieve.sift(batch, at_most=settings.num_conversations - len(kept))
+    for batch in batches(mixture, round_size(settings.num_conversations, least=BATCH)):
+        reasons = [*chain.from_iterable(apply(judged, batches(batch, CHUNK)))]
+        verdicts = sieve.sift(batch, reasons, at_most=settings.num_conversations - len(kept))
         for conversation, is_kept in zip(batch, verdicts, strict=False):
             if is_kept:
                 kept.append(conversation)
@@ -119,66 +123,17 @@ def collect(
     return Collected(kept, funnel.as_dict(), quarantine, refused, mixture.num_accepted)
 
 
-class Sieve:
-    """The filters in order, cheapest first, each counting what it lets through."""
+@dataclass(frozen=True)
+class RowRenderer:
+    """Rendering, as work that can be done in any process."""
 
-    def __init__(self, settings: CurationSettings, renderer: Renderer, held_out: HeldOut, refused: Quarantine) -> None:
-        self._settings = settings
-        self._renderer = renderer
-        self._held_out = held_out
-        self._refused = refused
-        self._filters = prompt_filters(settings)
-        self._ids: set[str] = set()
-        self._near = NearDuplicateIndex(threshold=settings.near_duplicate_threshold)
-        self.funnel = Funnel(dict.fromkeys(("filtered", "unique", "not_near_duplicate", "decontaminated"), 0))
+    target_path: str
+    target_name: str
 
-    def sift(self, batch: Sequence[Conversation], *, at_most: int) -> list[bool]:
-        """Whether each conversation of the batch is kept, up to and including the one that is number `at_most`."""
-        reasons = self._filter(batch)
-        verdicts: list[bool] = []
-        for conversation, filtered in zip(batch, reasons, strict=True):
-            if sum(verdicts) == at_most:
-                break
-            reason = filtered or self._compare(conversation)
-            if reason is not None:
-                self._refused.add(conversation.source, reason, where=conversation.id)
-            verdicts.append(reason is None)
-        return verdicts
-
-    def _filter(self, batch: Sequence[Conversation]) -> list[str | None]:
-        """What each conversation says by itself; tokens are counted for all that are left at once."""
-        reasons = [refusal(conversation, self._filters) for conversation in batch]
-        left = [conversation for conversation, reason in zip(batch, reasons, strict=True) if reason is None]
-        counts = iter(self._renderer.num_prompt_tokens([self._prompt(chat) for chat in left]))
-        return [self._length(next(counts)) if reason is None else reason for reason in reasons]
-
-    def _prompt(self, conversation: Conversation) -> Chat:
-        """The whole conversation up to its last answer. The earlier answers do not exist yet; each stands as a word,
-        because templates want roles that alternate, and the engine's own limit ends what grows too long."""
-        turns = conversation.turns
-        messages = (*conversation.answered_with(["-"] * (len(turns) - 1)), *turns[-1])
-        variant = variant_of(conversation.id, self._settings.template_variants)
-        return messages, {**variant, **conversation.template_tools}
-
-    def _length(self, num_tokens: int | None) -> str | None:
-        if num_tokens is None:
-            return "refused by the chat template"  # one without system messages, say
-        return "too many tokens" if num_tokens > self._settings.max_prompt_tokens else None
-
-    def _compare(self, conversation: Conversation) -> str | None:
-        """What a conversation shares with others."""
-        self.funnel.passed("filtered")
-        if conversation.id in self._ids:
-            return "duplicate"
-        self._ids.add(conversation.id)
-        self.funnel.passed("unique")
-        if self._near.add_if_new(conversation.id, conversation.text) is not None:
-            return "near duplicate"
-        self.funnel.passed("not_near_duplicate")
-        if self._held_out.contaminates(conversation):
-            return "repeats an evaluation prompt"
-        self.funnel.passed("decontaminated")
-        return None
+    def __call__(self, answered: Sequence[AnsweredConversation]) -> tuple[Sequence[AnsweredConversation], list[Row]]:
+        """The conversations, and their rows."""
+        renderer = renderer_here(self.target_path, self.target_name)
+        return answered, [row for batch in batches(answered, BATCH) for row in renderer.render_all(batch)]
 
 
 def finish(
@@ -191,6 +146,7 @@ def finish(
     max_model_len: int,
     output_dir: Path,
     progress: Progress,
+    apply: Apply = apply_here,
 ) -> Finished:
     """Render, split, validate and write: everything after the answers.
 
@@ -202,7 +158,8 @@ def finish(
         held_out: the texts given to `collect`; validation checks again that none is repeated.
         max_model_len: longest row in tokens that the engines take.
         output_dir: parent folder of all data sets.
-        progress: called between the steps.
+        progress: called between the steps, and between the chunks of rendering.
+        apply: where rendering runs.
 
     Raises:
         CurationError: rendering cannot be trusted (template missing or altered, a mask that does not read as its
@@ -212,8 +169,9 @@ def finish(
     renderer = load_renderer(target)
     with staging_dir(Path(output_dir)) as staging:
         rows, frame = _render(
-            regeneration.answered, renderer, HeldOut(held_out), staging, settings=settings, progress=progress
-        )
+            regeneration.answered, renderer, HeldOut(held_out), staging,
+            work=RowRenderer(target.path, target.name), settings=settings, progress=progress, apply=apply,
+        )  # fmt: skip
         num_rows = sum(rows.counts().values())
         progress("validate", 0, num_rows)
         similarity = _similarity_across(regeneration.answered, frame.sides, settings.near_duplicate_threshold)
@@ -268,18 +226,19 @@ def _render(
     held_out: HeldOut,
     folder: Path,
     *,
+    work: RowRenderer,
     settings: CurationSettings,
     progress: Progress,
+    apply: Apply,
 ) -> tuple[RowSpool, ScalarFrame]:
     """Rows on disk and their scalars; the masks of the first ones are proven."""
     if not answered:
         raise CurationError("there are no answered conversations to render")
     spool, frame = RowSpool(folder), ScalarFrame()
     num_done, reported = 0, time.monotonic()
-    for batch in batches(answered, BATCH):
-        rows = renderer.render_all(batch)
+    for batch, rows in apply(work, batches(answered, CHUNK)):
         if num_done < NUM_PROVEN_ROWS:
-            prove_masks(rows, batch, renderer)
+            prove_masks(rows[:NUM_PROVEN_ROWS], batch[:NUM_PROVEN_ROWS], renderer)
         for item, row in zip(batch, rows, strict=True):
             side = side_of(row.conversation_id, validation_share=settings.validation_share)
             spool.add(row, side)

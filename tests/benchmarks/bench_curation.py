@@ -21,11 +21,12 @@ from typing import Any
 from components.contracts import TargetRef
 from components.curation.answer_shards import AnswerShards
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
-from components.curation.curate import BATCH, Collected, collect, finish
+from components.curation.curate import Collected, collect, finish
 from components.curation.dedup import NearDuplicateIndex, jaccard, shingles
 from components.curation.packages import package_rows
 from components.curation.regenerate import Regeneration, regenerate
 from components.curation.render import Renderer, load_renderer
+from components.curation.sieve import BATCH
 from components.curation.text import batches
 from components.errors import ServiceError
 from components.services.endpoints import REPO_DIR

@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 
 from components.contracts import TargetFingerprint
+from components.curation.chunks import round_size
 from components.curation.conversation import Answer, AnsweredConversation
-from components.curation.curate import BATCH, Sieve
 from components.curation.dataset import write_dataset
 from components.curation.decontaminate import HeldOut
 from components.curation.quarantine import Quarantine
 from components.curation.render import renderer_of
 from components.curation.row_spool import RowSpool
+from components.curation.sieve import BATCH, Sieve, judge
 from components.curation.sources import load_conversations
 from components.curation.split import side_of
 from components.curation.text import batches
@@ -56,16 +57,19 @@ def curate(num: int, target: Path, folder: Path) -> dict[str, float]:
     settings = CurationSettings.model_validate(values)
     held_out = HeldOut(m["content"] for prompt in load_prompts(recipe.evaluation) for m in prompt.messages)
     renderer = renderer_of(target, name="demo")
-    sieve = Sieve(settings, renderer, held_out, Quarantine())
+    sieve = Sieve(settings, held_out, Quarantine())
     staging = folder / "staging"
     staging.mkdir()
     rows = RowSpool(staging)
     started = time.perf_counter()
-    for batch in batches(load_conversations(settings), BATCH):
-        kept = [item for item, is_kept in zip(batch, sieve.sift(batch, at_most=num), strict=True) if is_kept]
-        answer = Answer(ANSWER, (), (), 24, False, 0.0)
-        for row in renderer.render_all([AnsweredConversation(item, (answer,)) for item in kept]):
-            rows.add(row, side_of(row.conversation_id, validation_share=settings.validation_share))
+    answer = Answer(ANSWER, (), (), 24, False, 0.0)
+    for drawn in batches(load_conversations(settings), round_size(num, least=BATCH)):
+        reasons = [reason for batch in batches(drawn, BATCH) for reason in judge(batch, renderer, settings)]
+        verdicts = sieve.sift(drawn, reasons, at_most=num)
+        kept = [item for item, is_kept in zip(drawn, verdicts, strict=True) if is_kept]
+        for batch in batches(kept, BATCH):
+            for row in renderer.render_all([AnsweredConversation(item, (answer,)) for item in batch]):
+                rows.add(row, side_of(row.conversation_id, validation_share=settings.validation_share))
     num_rows = sum(rows.counts().values())
     write_dataset(
         rows, output_dir=folder, fingerprint=FINGERPRINT, funnel=sieve.funnel.as_dict(), manifest={}, staging=staging

@@ -18,11 +18,9 @@ from masked_spans import supervised
 from transformers import AutoTokenizer
 
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
-from components.curation.curate import Sieve
-from components.curation.decontaminate import HeldOut
-from components.curation.quarantine import Quarantine
 from components.curation.render import Renderer, prove_masks, renderer_of, rewrites_history
 from components.curation.rows import read_row
+from components.curation.sieve import judge
 from components.errors import CurationError
 from components.settings import CurationSettings
 
@@ -324,5 +322,4 @@ def test_prompts_of_several_turns_are_counted_with_roles_that_alternate(renderer
     conversation = Conversation.of((Message("user", "One?"), Message("user", "Two?")), source="test")
     renderer = Renderer(tokenizer, name="strict")
     curation = CurationSettings.model_validate({"sources": [{"name": "chitchat"}], "num_conversations": 8})
-    sieve = Sieve(curation.model_copy(update={"min_prompt_chars": 1}), renderer, HeldOut([]), Quarantine())
-    assert sieve.sift([conversation], at_most=1) == [True]
+    assert judge([conversation], renderer, curation.model_copy(update={"min_prompt_chars": 1})) == [None]
