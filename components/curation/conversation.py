@@ -125,6 +125,9 @@ class Answer:
     truncated: bool
     """Cut at the token limit: a valid prefix of an answer, without the end-of-turn token."""
     temperature: float
+    max_tokens: int = 0
+    """Token limit it was asked for with; 0 where that is not known."""
+    engine_version: str = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,18 @@ class AnsweredConversation:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a row says about where it comes from, besides its source."""
+
+    language: str = "unknown"
+    """ISO 639-1 code of its prompts."""
+    temperature: float = 0.0
+    max_answer_tokens: int = 0
+    engine_version: str = "unknown"
+    """Of the engine that gave the last answer: answers of an earlier run may be another's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One training row: `token_ids` [T] and `loss_mask` [T], true where the target produced the token."""
 
@@ -159,6 +174,7 @@ class Row:
     truncated: bool
     exact: bool
     """Whether the ids are the engine's own; false where the texts were tokenised again."""
+    origin: Origin
 
     @property
     def num_loss_tokens(self) -> int:

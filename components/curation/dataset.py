@@ -3,8 +3,10 @@
 Layout, which the trainer reads by itself::
 
     <output_dir>/<digest[:16]>/
-        train-00000.arrow       Arrow IPC file: conversation_id string, source string,
-        validation-00000.arrow      token_ids list<int32>, loss_mask list<bool>; rows sorted by conversation_id
+        train-00000.arrow       Arrow IPC file: conversation_id string, source string, token_ids list<int32>,
+        validation-00000.arrow      loss_mask list<bool>, language string, temperature float, max_answer_tokens int32,
+                                engine_version string; rows sorted by conversation_id; the schema's metadata names the
+                                target's fingerprint
         manifest.json           digest, schema_version, fingerprint, counts, funnel, sources, quarantine, recipe
                                 section, code revision, engine version, sha256 of each shard
         quarantine.jsonl        examples of rows that could not be read, with reasons; likewise refused.jsonl (filters,
@@ -14,8 +16,9 @@ Layout, which the trainer reads by itself::
 
 `loss_mask[t]` is true where the target produced `token_ids[t]`. Both lists have the same length, T >= 2.
 
-The digest is over the rows and the target's fingerprint, and over nothing else: not over paths, times, counts of what
-was thrown away, or how the rows are cut into shards. Equal rows give an equal digest.
+The digest is over the rows (id, source, tokens, mask) and the target's fingerprint, and over nothing else: not over
+paths, times, engine versions, counts of what was thrown away, or how the rows are cut into shards. Equal rows give an
+equal digest.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from components.curation.row_spool import RowSpool, StoredRow
 from components.curation.text import batches
 from components.errors import CurationError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 DOCS_INDEX = "data_docs/index.html"
 ROWS_PER_BATCH = 1024
@@ -51,6 +54,10 @@ SCHEMA = pa.schema(
         ("source", pa.string()),
         ("token_ids", pa.list_(pa.int32())),
         ("loss_mask", pa.list_(pa.bool_())),
+        ("language", pa.string()),
+        ("temperature", pa.float32()),
+        ("max_answer_tokens", pa.int32()),
+        ("engine_version", pa.string()),
     ]
 )
 
@@ -157,14 +164,15 @@ def _write_shards(rows: RowSpool, folder: Path, fingerprint: TargetFingerprint) 
         ordered = rows.ordered(side)
         for number in range(max(1, -(-rows.counts()[side] // ROWS_PER_SHARD))):
             name = f"{side}-{number:05d}.arrow"
-            _write_shard(islice(ordered, ROWS_PER_SHARD), folder / name, digest)
+            schema = SCHEMA.with_metadata({"fingerprint": fingerprint.digest})
+            _write_shard(islice(ordered, ROWS_PER_SHARD), folder / name, digest, schema)
             names.append(name)
     return digest.hexdigest(), names
 
 
-def _write_shard(rows: Iterable[StoredRow], path: Path, digest: hashlib._Hash) -> None:
+def _write_shard(rows: Iterable[StoredRow], path: Path, digest: hashlib._Hash, schema: pa.Schema) -> None:
     with path.open("wb") as file:
-        with pa.ipc.new_file(file, SCHEMA) as writer:
+        with pa.ipc.new_file(file, schema) as writer:
             for batch in batches(rows, ROWS_PER_BATCH):
                 for row in batch:
                     digest.update(f"{row.conversation_id}:{row.source}:{len(row.token_ids)}\n".encode())
@@ -184,6 +192,10 @@ def _record_batch(rows: Sequence[StoredRow]) -> pa.RecordBatch:
         pa.array([row.source for row in rows], pa.string()),
         pa.ListArray.from_arrays(starts, tokens),
         pa.ListArray.from_arrays(starts, mask),
+        pa.array([row.origin.language for row in rows], pa.string()),
+        pa.array([row.origin.temperature for row in rows], pa.float32()),
+        pa.array([row.origin.max_answer_tokens for row in rows], pa.int32()),
+        pa.array([row.origin.engine_version for row in rows], pa.string()),
     ]
     return pa.record_batch(columns, schema=SCHEMA)
 

@@ -12,7 +12,7 @@ def language_of(text: str) -> str:
     """ISO 639-1 code of the likeliest language; `unknown` for texts with fewer than `MIN_LETTERS` letters."""
     if sum(char.isalpha() for char in text) < MIN_LETTERS:
         return UNKNOWN
-    # Imported only where a recipe asks for languages: the model takes half a second and 60 MB.
+    # Imported here: the model takes half a second and 60 MB, and most processes never ask.
     import py3langid
 
     return str(py3langid.classify(text)[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,7 @@ class _Run:
     num_requested: int = 0
     num_reused: int = 0
     all_exact: bool = True
+    version: str = "unknown"
 
     async def all(
         self, conversations: Sequence[Conversation], client: EngineClient, progress: Progress
@@ -110,7 +111,7 @@ class _Run:
         started = time.monotonic()
         limits = httpx.Limits(max_connections=self.settings.requests_in_flight + 1)
         async with client.session(limits):
-            version = await client.version()
+            self.version = await client.version()
             self.tally = self._new_tally(conversations)
             reporter = asyncio.create_task(watch_tokens(client, progress, self.tally))
             try:
@@ -127,7 +128,7 @@ class _Run:
             num_reused=self.num_reused,
             num_tokens=self.tally.num_tokens,
             duration_s=time.monotonic() - started,
-            engine_version=version,
+            engine_version=self.version,
             exact_tokens=self.all_exact,
         )
 
@@ -211,7 +212,8 @@ class _Run:
         if known is not None:
             self.num_reused += 1
             return known
-        answer = await client.complete(request, temperature=temperature)
+        given = await client.complete(request, temperature=temperature)
+        answer = replace(given, max_tokens=self.settings.max_answer_tokens, engine_version=self.version)
         self.shards.append(key, answer)
         self.num_requested += 1
         self.tally.num_tokens += answer.num_tokens

@@ -25,7 +25,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from components.contracts import TargetRef
-from components.curation.conversation import NO_VARIANT, AnsweredConversation, Message, Row, Variant
+from components.curation.conversation import NO_VARIANT, AnsweredConversation, Message, Origin, Row, Variant
+from components.curation.language import language_of
 from components.curation.skeleton import Skeleton, Span, has_skeleton
 from components.errors import CurationError
 
@@ -266,7 +267,13 @@ def _row(item: AnsweredConversation, token_ids: tuple[int, ...], mask: tuple[boo
         num_turns=len(item.answers),
         truncated=item.answers[-1].truncated,
         exact=exact,
+        origin=_origin(item),
     )
+
+
+def _origin(item: AnsweredConversation) -> Origin:
+    last = item.answers[-1]
+    return Origin(language_of(item.conversation.text), last.temperature, last.max_tokens, last.engine_version)
 
 
 def _mask(encoding: Any, spans: Sequence[Span], *, num_chars: int) -> tuple[bool, ...]:

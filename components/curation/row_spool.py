@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from components.curation.conversation import Row
+from components.curation.conversation import Origin, Row
 from components.curation.split import TRAIN, VALIDATION
 from components.errors import CurationError
 
@@ -30,6 +30,7 @@ class StoredRow:
     source: str
     token_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.bool_]
+    origin: Origin
 
 
 class RowSpool:
@@ -83,7 +84,8 @@ class RowSpool:
             start, length = index.starts[position], index.lengths[position]
             yield StoredRow(
                 conversation_id=index.id_of(position),
-                source=index.source_names[index.sources[position]],
+                source=index.places[index.numbers[position]][0],
+                origin=index.places[index.numbers[position]][1],
                 token_ids=np.asarray(tokens[start : start + length]),
                 loss_mask=np.asarray(masks[start : start + length]),
             )
@@ -100,19 +102,20 @@ class _Index:
 
     def __init__(self) -> None:
         self.ids = bytearray()
-        self.sources = array("h")
-        self.source_names: list[str] = []
-        self._numbers: dict[str, int] = {}
+        self.numbers = array("i")
+        self.places: list[tuple[str, Origin]] = []
+        self._known: dict[tuple[str, Origin], int] = {}
         self.starts = array("q")
         self.lengths = array("i")
         self.num_loss_tokens = 0
 
     def add(self, row: Row, start: int) -> None:
         self.ids += bytes.fromhex(row.conversation_id)
-        if row.source not in self._numbers:
-            self._numbers[row.source] = len(self.source_names)
-            self.source_names.append(row.source)
-        self.sources.append(self._numbers[row.source])
+        place = (row.source, row.origin)
+        if place not in self._known:
+            self._known[place] = len(self.places)
+            self.places.append(place)
+        self.numbers.append(self._known[place])
         self.starts.append(start)
         self.lengths.append(len(row.token_ids))
         self.num_loss_tokens += row.num_loss_tokens

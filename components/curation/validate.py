@@ -16,6 +16,7 @@ from sys import intern
 from typing import TYPE_CHECKING, Any
 
 from components.curation.conversation import Row
+from components.curation.language import UNKNOWN
 from components.curation.split import TRAIN, VALIDATION
 from components.errors import DatasetValidationError
 from components.settings import CurationSettings
@@ -55,12 +56,14 @@ class Validation:
 
 
 class ScalarFrame:
-    """One line per row: identity, split, lengths, mask share, id range. Filled row by row, without the tokens."""
+    """One line per row: identity, split, source, language, lengths, mask share, id range. Filled row by row, without
+    the tokens."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
         self._sides: list[str] = []
         self._sources: list[str] = []
+        self._languages: list[str] = []
         self._numbers: dict[str, array[float]] = {name: array("d") for name in _NUMBERS}
 
     def add(self, row: Row, side: str, *, contaminated: bool) -> None:
@@ -74,6 +77,7 @@ class ScalarFrame:
         self._ids.append(row.conversation_id)
         self._sides.append(side)
         self._sources.append(intern(row.source))
+        self._languages.append(intern(row.origin.language))
         values = (
             row.num_turns, len(row.token_ids), row.num_loss_tokens, row.num_loss_tokens / max(1, len(row.token_ids)),
             len(row.token_ids) - len(row.loss_mask), min(row.token_ids, default=-1), max(row.token_ids, default=-1),
@@ -101,6 +105,7 @@ class ScalarFrame:
                 "conversation_id": self._ids,
                 "split": self._sides,
                 "source": self._sources,
+                "language": self._languages,
                 **numbers,
                 "cross_split_similarity": [similarity.get(key, 0.0) for key in self._ids],
             }
@@ -171,7 +176,11 @@ def _expectations(gx: Any, settings: CurationSettings, vocab_size: int, max_toke
     e = gx.expectations
     critical = {"severity": "critical"}
     warning = {"severity": "warning"}
+    wanted = [*settings.languages, UNKNOWN] if settings.languages else None
+    languages = [e.ExpectColumnValuesToBeInSet(column="language", value_set=wanted, **critical)] if wanted else []
     return [
+        *languages,
+        e.ExpectColumnValuesToNotBeNull(column="language", **critical),
         e.ExpectTableRowCountToBeBetween(min_value=2, **critical),
         e.ExpectColumnValuesToBeUnique(column="conversation_id", **critical),
         e.ExpectColumnValuesToMatchRegex(column="conversation_id", regex="^[0-9a-f]{64}$", **critical),

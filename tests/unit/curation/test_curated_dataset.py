@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from components.contracts import TargetFingerprint, TargetRef
-from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message, Row
+from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message, Origin, Row
 from components.curation.curate import Collected, collect, finish
 from components.curation.dataset import SCHEMA, SCHEMA_VERSION, load_dataset_ref, staging_dir, write_dataset
 from components.curation.plots import plot_funnel
@@ -70,7 +70,7 @@ def answer_all(conversations: Sequence[Conversation], target: TargetRef) -> tupl
 
 def row(number: int, *, tokens: tuple[int, ...] = (1, 2, 3, 4), mask: tuple[bool, ...] | None = None) -> Row:
     on = mask if mask is not None else (False, False, *(True,) * (len(tokens) - 2))
-    return Row(f"{number:064x}", "test", tokens, on, 1, False, True)
+    return Row(f"{number:064x}", "test", tokens, on, 1, False, True, Origin("en", 0.7, 64, "9.9"))
 
 
 def write(folder: Path, splits: dict[str, list[Row]], fingerprint: TargetFingerprint = FINGERPRINT) -> Path:
@@ -95,12 +95,17 @@ def test_the_layout_the_trainer_reads(tmp_path: Path) -> None:
     with pa.memory_map(str(path / "train-00000.arrow")) as file:
         table = pa.ipc.open_file(file).read_all()
     assert table.schema == SCHEMA
+    assert table.schema.metadata == {b"fingerprint": FINGERPRINT.digest.encode()}
     assert table.to_pylist() == [
         {
             "conversation_id": f"{n:064x}",
             "source": "test",
             "token_ids": [1, 2, 3, 4],
             "loss_mask": [False, False, True, True],
+            "language": "en",
+            "temperature": pytest.approx(0.7),
+            "max_answer_tokens": 64,
+            "engine_version": "9.9",
         }
         for n in (1, 2)
     ]
@@ -117,6 +122,11 @@ def test_the_digest_covers_content_only(tmp_path: Path) -> None:
     assert first.name == again.name
     assert (first / "train-00000.arrow").read_bytes() == (again / "train-00000.arrow").read_bytes()
     assert write(tmp_path / "a", SPLITS) == first
+    upgraded = {
+        side: [dataclasses.replace(item, origin=Origin(engine_version="10.0")) for item in SPLITS[side]]
+        for side in SPLITS
+    }
+    assert write(tmp_path / "d", upgraded).name == first.name
     changed = [
         {**SPLITS, "train": [row(1), row(2, tokens=(1, 2, 3, 5))]},
         {**SPLITS, "train": [row(1), row(2, mask=(False, True, True, True))]},
@@ -259,11 +269,12 @@ def frame_of(rows: list[Row], sides: list[str]) -> pd.DataFrame:
         ({"loss_mask": (True,) * 4}, "mask_share"),
         ({"loss_mask": (False, True)}, "mask_length_gap"),
         ({"num_turns": 7}, "num_turns"),
+        ({"origin": Origin("fr")}, "language"),
     ],
 )
 def test_critical_expectations_name_the_rows(change: dict[str, object], expectation: str, tmp_path: Path) -> None:
     items = conversations(6)
-    settings = curation(prompt_file(tmp_path))
+    settings = curation(prompt_file(tmp_path)).model_copy(update={"languages": ("en",)})
     rows = [dataclasses.replace(row(0), conversation_id=item.conversation.id, source="prompts") for item in items]
     rows[2] = dataclasses.replace(rows[2], **change)
     frame = frame_of(rows, ["train"] * 4 + ["validation"] * 2)

@@ -117,6 +117,8 @@ def test_every_conversation_is_answered_in_order(endpoint: Endpoint, tmp_path: P
     assert [item.answers[0].text for item in result.answered] == [f"answer to question {n}.0" for n in range(20)]
     assert (result.num_requested, result.num_reused, result.num_tokens) == (20, 0, 60)
     assert result.exact_tokens and result.engine_version == "9.9"
+    asked = {(item.answers[0].max_tokens, item.answers[0].engine_version) for item in result.answered}
+    assert asked == {(SETTINGS.max_answer_tokens, "9.9")}
     assert endpoint.most_in_flight <= 4
 
 
