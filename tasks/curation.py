@@ -12,7 +12,7 @@ from components.curation.curate import Collected, Finished, collect, finish
 from components.curation.regenerate import Regeneration, regenerate
 from components.curation.sources import evaluation_texts
 from components.evaluation.prompts import load_prompts
-from tasks.artifacts import progress_reporter, publish_image, publish_markdown
+from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.chunks import applied
 from tasks.engines import plain_engine
 from tasks.loop import Loop
@@ -87,7 +87,7 @@ def render_and_validate(loop: Loop, target: TargetRef, collected: Collected, ans
         clock.num_tokens = sum(finished.dataset.num_tokens.values())
     shutil.rmtree(loop.run_dir / "curation", ignore_errors=True)  # the rows are in the data set now
     loop.remember("dataset", finished.dataset)
-    _publish(finished)
+    _publish(finished, collected, answers)
     return finished.dataset
 
 
@@ -97,13 +97,20 @@ def _held_out(loop: Loop) -> list[str]:
     return [*own, *evaluation_texts(loop.recipe.curation.decontaminate_against)]
 
 
-def _publish(finished: Finished) -> None:
+def _publish(finished: Finished, collected: Collected, answers: Regeneration) -> None:
     dataset = finished.dataset
-    rows = "\n".join(f"| {step} | {count:,} |" for step, count in dataset.funnel.items())
+    funnel = markdown_table(("step", "conversations"), [(step, f"{n:,}") for step, n in dataset.funnel.items()])
+    left_out = [
+        (source, reason, f"{count:,}")
+        for quarantine in (collected.quarantine, collected.refused, answers.quarantine)
+        for source, reasons in quarantine.by_source().items()
+        for reason, count in reasons.items()
+    ]
     warnings = "".join(f"\n- warning: {finding}" for finding in finished.warnings)
     publish_markdown(
         "dataset",
-        f"### Dataset `{dataset.digest[:12]}`\n\n| step | conversations |\n|---|---:|\n{rows}\n\n"
+        f"### Dataset `{dataset.digest[:12]}`\n\n{funnel}\n\n"
+        f"{markdown_table(('source', 'left out because', 'conversations'), left_out)}\n\n"
         f"Tokens {sum(dataset.num_tokens.values()):,}, supervised {sum(dataset.num_loss_tokens.values()):,}. "
         f"Data Docs: `{dataset.docs_path}`\n{warnings}",
         description="Curation funnel and size",

@@ -31,10 +31,18 @@ class HeldOut:
 
     def contaminates(self, conversation: Conversation) -> bool:
         """Whether any turn of the conversation repeats a held-out prompt."""
-        return any(self._matches(message.content) for message in conversation.messages)
+        return self.shared_words(conversation) is not None
 
-    def _matches(self, text: str) -> bool:
+    def shared_words(self, conversation: Conversation) -> str | None:
+        """Words that a turn of the conversation has in common with a held-out prompt; None if there are none."""
+        return next((shared for message in conversation.messages if (shared := self._shared(message.content))), None)
+
+    def _shared(self, text: str) -> str | None:
         tokens = words(text)
-        if " ".join(tokens) in self._whole:
-            return True
-        return len(tokens) >= NGRAM_WORDS and any(hash64(gram) in self._grams for gram in ngrams(tokens, NGRAM_WORDS))
+        if (whole := " ".join(tokens)) in self._whole:
+            return whole
+        if len(tokens) < NGRAM_WORDS:
+            return None
+        # In the order of the text, so that the same words are named every time.
+        runs = (" ".join(tokens[start : start + NGRAM_WORDS]) for start in range(len(tokens) - NGRAM_WORDS + 1))
+        return next((run for run in runs if hash64(run) in self._grams), None)

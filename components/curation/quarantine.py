@@ -24,11 +24,19 @@ class Quarantine:
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: list[dict[str, str]] = field(default_factory=list)
 
-    def add(self, source: str, reason: str, *, where: str) -> None:
-        """Set one row aside. `where` locates it: a file and line, a row number, a conversation id."""
+    def add(self, source: str, reason: str, *, where: str, detail: str = "") -> None:
+        """Set one row aside.
+
+        Args:
+            source: its source.
+            reason: what it is counted under.
+            where: locates it: a file and line, a row number, a conversation id.
+            detail: what is particular to this row, such as the words it shares with an evaluation prompt.
+        """
         self.counts[source, reason] += 1
         if self.counts[source, reason] <= EXAMPLES_PER_REASON:
-            self.examples.append({"source": source, "reason": reason, "where": where})
+            example = {"source": source, "reason": reason, "where": where}
+            self.examples.append(example | ({"detail": detail} if detail else {}))
 
     @property
     def total(self) -> int:

@@ -88,24 +88,24 @@ class Sieve:
         for conversation, filtered in zip(conversations, reasons, strict=True):
             if num_kept == at_most:
                 break
-            reason = filtered or self._compare(conversation)
+            reason, detail = (filtered, "") if filtered else self._compare(conversation)
             if reason is not None:
-                self._refused.add(conversation.source, reason, where=conversation.id)
+                self._refused.add(conversation.source, reason, where=conversation.id, detail=detail)
             verdicts.append(reason is None)
             num_kept += reason is None
         return verdicts
 
-    def _compare(self, conversation: Conversation) -> str | None:
-        """What a conversation shares with others."""
+    def _compare(self, conversation: Conversation) -> tuple[str | None, str]:
+        """What a conversation shares with others: the reason to refuse it, and with whom or in which words."""
         self.funnel.passed("filtered")
         if conversation.id in self._ids:
-            return "duplicate"
+            return "duplicate", ""
         self._ids.add(conversation.id)
         self.funnel.passed("unique")
-        if self._near.add_if_new(conversation.id, conversation.text) is not None:
-            return "near duplicate"
+        if (near := self._near.add_if_new(conversation.id, conversation.text)) is not None:
+            return "near duplicate", f"of {near}"
         self.funnel.passed("not_near_duplicate")
-        if self._held_out.contaminates(conversation):
-            return "repeats an evaluation prompt"
+        if (shared := self._held_out.shared_words(conversation)) is not None:
+            return "repeats an evaluation prompt", shared
         self.funnel.passed("decontaminated")
-        return None
+        return None, ""

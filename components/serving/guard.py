@@ -8,6 +8,7 @@ another one by writing that one's identity into it.
 The guard leads a session of its own, adopts orphans of that session (Linux subreaper), and ends everything in it when
 the command ends, when it gets SIGTERM or SIGINT, or when the owner is gone, even by SIGKILL. PR_SET_PDEATHSIG on the
 engine alone would not do: it fires when the *thread* that started the child ends, and does not reach grandchildren.
+vLLM leaves the sockets between its processes where it made them, so they get a folder that goes with the guard.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -25,6 +27,7 @@ from types import FrameType
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.25
+SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 
 
 def process_start(pid: int) -> int | None:
@@ -91,7 +94,12 @@ def _owner_lives(owner_file: Path) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Run the command until it ends, a signal comes or the owner is gone; leave no process behind."""
-    owner_file, grace_s = Path(arguments[0]), float(arguments[1])
+    with tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as sockets:
+        os.environ[SOCKETS_VARIABLE] = sockets
+        return _run(Path(arguments[0]), float(arguments[1]), arguments[2:])
+
+
+def _run(owner_file: Path, grace_s: float, command: list[str]) -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     asked: list[int] = []
 
@@ -101,7 +109,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, ask)
     # The guard is single-threaded, so the thread that PDEATHSIG watches is the guard itself.
-    child = subprocess.Popen(arguments[2:], preexec_fn=_die_with_guard)
+    child = subprocess.Popen(command, preexec_fn=_die_with_guard)
     while child.poll() is None and not asked and _owner_lives(owner_file):
         time.sleep(POLL_S)
     if child.poll() is None:

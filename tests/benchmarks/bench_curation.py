@@ -35,6 +35,7 @@ from components.serving.engine import Engine, free_port
 from components.settings import CurationSettings, EngineSettings, load_recipe
 from components.targets.resolve import resolve_target
 from tests.benchmarks.loop_figures import at_least, at_most
+from tests.benchmarks.processes import last_json
 from tests.benchmarks.run import Figure
 
 SMALL, LARGE = 50_000, 500_000
@@ -96,7 +97,7 @@ def scale(target: TargetRef, folder: Path) -> list[Figure]:
 def _curate(num: int, target: TargetRef, folder: Path) -> dict[str, float]:
     folder.mkdir()
     command = [sys.executable, "-m", "tests.benchmarks.curation_scale", str(num), target.path, str(folder)]
-    result: dict[str, float] = _last_json(command, os.environ)
+    result: dict[str, float] = last_json(command, os.environ)
     return result
 
 
@@ -195,7 +196,7 @@ def _offline(
     path = folder / "offline.json"
     path.write_text(json.dumps(job))
     spec = _spec(target, engine)
-    result: dict[str, float] = _last_json(
+    result: dict[str, float] = last_json(
         [sys.executable, "-c", OFFLINE, str(path)], os.environ | engine_environment(spec)
     )
     return result["tokens_per_s"]
@@ -297,16 +298,6 @@ def _spec(target: TargetRef, engine: EngineSettings) -> EngineSpec:
 def _engine(target: TargetRef, engine: EngineSettings, folder: Path) -> Iterator[str]:
     with Engine.start(_spec(target, engine), log_path=folder / "engine.log", fingerprint=None).wait_ready() as running:
         yield running.url
-
-
-def _last_json(command: list[str], environment: Any) -> Any:
-    result = subprocess.run(
-        command, cwd=REPO_DIR, env=dict(environment), capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    if result.returncode != 0:
-        raise ServiceError("a benchmark's process failed", got=result.stderr[-800:])
-    return json.loads(result.stdout.strip().splitlines()[-1])
 
 
 def _chat(text: str) -> Conversation:

@@ -233,6 +233,8 @@ def test_evaluation_prompts_are_taken_out_and_checked_again(target: TargetRef, t
     clean = gather(settings, target, tmp_path / "clean", held_out=[leaked.text])
     assert leaked.id not in {conversation.id for conversation in clean.conversations}
     assert clean.refused.by_source()["prompts"]["repeats an evaluation prompt"] == 1
+    (found,) = (one for one in clean.refused.examples if one["reason"] == "repeats an evaluation prompt")
+    assert found["where"] == leaked.id and found["detail"] in leaked.text.lower()
     with pytest.raises(DatasetValidationError, match=f"contaminated.* in {leaked.id[:16]}") as failure:
         finish_with(settings, target, everything, tmp_path / "out", held_out=[leaked.text])
     docs = Path(str(failure.value.fix).removeprefix("See the Data Docs: "))

@@ -177,6 +177,9 @@ def test_thirteen_shared_words_contaminate_and_twelve_do_not() -> None:
     assert index.contaminates(ask("so " + " ".join(held[5:18]) + " then"))
     assert not index.contaminates(ask("so " + " ".join(held[5:17]) + " then"))
     assert index.contaminates(ask("Hello there.", system=" ".join(held).upper()))
+    assert index.shared_words(ask("so " + " ".join(held[5:19]) + " then")) == " ".join(held[5:18])
+    assert index.shared_words(ask("what is  ai")) == "what is ai"
+    assert index.shared_words(ask("what is a model")) is None
     assert index.contaminates(ask("what is  ai"))
     assert not index.contaminates(ask("what is ai good for"))
 

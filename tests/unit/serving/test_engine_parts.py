@@ -143,6 +143,15 @@ def test_guard_passes_on_the_exit_code(tmp_path: Path) -> None:
         assert watched.wait(timeout=10) == 7
 
 
+def test_sockets_lie_in_a_folder_that_goes_with_the_guard(tmp_path: Path) -> None:
+    leave = "import os, pathlib; folder = pathlib.Path(os.environ['VLLM_RPC_BASE_PATH']); (folder / 'socket').touch()"
+    with start_guard(tmp_path / "owner", os.getpid(), sys.executable, "-c", f"{leave}; print(folder)") as watched:
+        assert watched.stdout is not None
+        folder = Path(watched.stdout.read().strip())
+        assert watched.wait(10) == 0
+    assert folder.name.startswith("engine-") and not folder.exists()
+
+
 def test_guard_of_a_recycled_pid_ends_at_once(tmp_path: Path) -> None:
     owner_file = tmp_path / "owner"
     owner_file.write_text(f"{os.getpid()} 1\n")

@@ -1,0 +1,62 @@
+"""speculators' own online loader on CPU, as it stands but for the accelerator that its connector asks for.
+
+    python -m tests.benchmarks.stream_upstream ROWS ENGINE MASTER HIDDEN LAYERS WORKERS
+
+Prints one JSON line: tokens per second from the first batch on, its start-up left out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from hs_connectors.mooncake_hidden_states_connector import MooncakeHiddenStatesConnector
+
+BATCH_TOKENS = 768
+"""Of a packed batch: the demo trainer's packs, two at a time."""
+
+
+class CpuMooncakeConnector(MooncakeHiddenStatesConnector):
+    """hs_connectors' connector with a stand-in for the accelerator's streams."""
+
+    def _device(self) -> Any:
+        from components.hidden_states.connector import CpuDevice
+
+        return CpuDevice
+
+
+def main(rows: str, engine_url: str, master: str, hidden_size: int, num_layers: int, num_workers: int) -> float:
+    """Tokens per second of one pass."""
+    import torch
+    from hs_connectors import MooncakeHiddenStatesStore, MooncakeStoreConfig
+    from hs_connectors.transfer import MooncakeTransfer
+    from speculators.train.data import ArrowDataset
+    from speculators.train.dataloader import _setup_dataloader
+
+    store = MooncakeHiddenStatesStore(
+        MooncakeStoreConfig(
+            local_hostname="127.0.0.1", master_server_address=master, global_segment_size=16 << 20,
+            local_buffer_size=64 << 20,
+        )
+    )  # fmt: skip
+    data = ArrowDataset(
+        max_len=BATCH_TOKENS, datapath=rows, transfer=MooncakeTransfer(store), vllm_endpoint=f"{engine_url}/v1",
+        hidden_states_dtype=torch.bfloat16,
+    )  # fmt: skip
+    loader = _setup_dataloader(
+        data, total_seq_len=BATCH_TOKENS, hidden_size=hidden_size, num_workers=num_workers, num_target_layers=num_layers
+    )
+    num_tokens, started = 0, 0.0
+    for batch in loader:
+        if started == 0.0:  # the first batch brings the start of every worker with it
+            started = time.perf_counter()
+            continue
+        num_tokens += int(batch["lengths"].sum())
+    return num_tokens / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    rate = main(sys.argv[1], sys.argv[2], sys.argv[3], *map(int, sys.argv[4:7]))
+    print(json.dumps({"tokens_per_s": rate}))
