@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +210,7 @@ def _upstream_engine(target: Target, store: StoreEndpoint, folder: Path) -> Iter
     transfer = {
         "kv_connector": "CpuMooncakeConnector",
         "kv_role": "kv_producer",
-        "kv_connector_module_path": "tests.benchmarks.stream_upstream",
+        "kv_connector_module_path": "tests.benchmarks.cpu_mooncake_connector",
         "kv_connector_extra_config": {
             "mooncake": {
                 "local_hostname": "127.0.0.1", "master_server_address": store.master_address,
@@ -278,8 +278,9 @@ def _most_held(store: StoreEndpoint, budget_mib: int) -> float:
     settings = StreamSettings(aux_layer_ids=layer_ids[:-1], budget_mib=budget_mib, requests_in_flight=64)
     num = 2 * budget_mib * MIB // (200 * len(layer_ids) * hidden_size * 2)
     engine = SimulatedEngine(
-        store, run_id=RUN, layer_ids=layer_ids, hidden_size=hidden_size, segment_mib=budget_mib + 64
-    )
+        store, run_id=RUN, layer_ids=layer_ids, hidden_size=hidden_size, segment_mib=budget_mib + 64,
+        local_buffer_mib=512,
+    )  # fmt: skip
     watch = _Watch(store)
     try:
         with HiddenStateStream(
@@ -287,7 +288,7 @@ def _most_held(store: StoreEndpoint, budget_mib: int) -> float:
             num_hidden_layers=4, hidden_size=hidden_size,
         ) as stream, watch:  # fmt: skip
             for sample in stream.stream(_prompts(num, low=100, high=300)):
-                time.sleep(0.002)  # slower than the engines: everything fills up
+                time.sleep(0.03)  # slower than the engine: everything fills up
                 sample.release()
             return max(stream.report().peak_bytes_held, watch.most_bytes)
     finally:
@@ -353,6 +354,3 @@ def _timed(work: object) -> float:
 def _new(folder: Path) -> Path:
     folder.mkdir()
     return folder
-
-
-__all__: Sequence[str] = ("run",)

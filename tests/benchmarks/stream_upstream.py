@@ -1,4 +1,4 @@
-"""speculators' own online loader on CPU, as it stands but for the accelerator that its connector asks for.
+"""speculators' own online loader, as it stands.
 
     python -m tests.benchmarks.stream_upstream ROWS ENGINE MASTER HIDDEN LAYERS WORKERS
 
@@ -10,27 +10,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
-
-from hs_connectors.mooncake_hidden_states_connector import MooncakeHiddenStatesConnector
 
 BATCH_TOKENS = 768
 """Of a packed batch: the demo trainer's packs, two at a time."""
 
 
-class CpuMooncakeConnector(MooncakeHiddenStatesConnector):
-    """hs_connectors' connector with a stand-in for the accelerator's streams."""
-
-    def _device(self) -> Any:
-        from components.hidden_states.connector import CpuDevice
-
-        return CpuDevice
-
-
 def main(rows: str, engine_url: str, master: str, hidden_size: int, num_layers: int, num_workers: int) -> float:
     """Tokens per second of one pass."""
     import torch
-    from hs_connectors import MooncakeHiddenStatesStore, MooncakeStoreConfig
+    from hs_connectors.mooncake_store import MooncakeHiddenStatesStore, MooncakeStoreConfig
     from hs_connectors.transfer import MooncakeTransfer
     from speculators.train.data import ArrowDataset
     from speculators.train.dataloader import _setup_dataloader
@@ -53,7 +41,7 @@ def main(rows: str, engine_url: str, master: str, hidden_size: int, num_layers: 
         if started == 0.0:  # the first batch brings the start of every worker with it
             started = time.perf_counter()
             continue
-        num_tokens += int(batch["lengths"].sum())
+        num_tokens += int((batch["document_ids"] >= 0).sum())
     return num_tokens / (time.perf_counter() - started)
 
 

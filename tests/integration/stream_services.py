@@ -112,6 +112,7 @@ class SimulatedEngine:
         hidden_size: int = 64,
         misbehave: Callable[[int, str], str | None] = lambda number, name: None,
         segment_mib: int = 64,
+        local_buffer_mib: int = 16,
     ) -> None:
         from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
@@ -123,7 +124,13 @@ class SimulatedEngine:
         self._store = MooncakeDistributedStore()
         assert (
             self._store.setup(
-                "127.0.0.1", "P2PHANDSHAKE", segment_mib << 20, 16 << 20, "tcp", "", endpoint.master_address
+                "127.0.0.1",
+                "P2PHANDSHAKE",
+                segment_mib << 20,
+                local_buffer_mib << 20,
+                "tcp",
+                "",
+                endpoint.master_address,
             )
             == 0
         )
