@@ -258,9 +258,14 @@ class Receiver:
             time.sleep(poll_s)
             poll_s = min(2 * poll_s, _LONGEST_POLL_S)
             self.observe()
-        on_disk = self._client.num_bytes_on_disk(key, num_bytes=num_bytes)
-        self._statistics.bytes_on_disk += on_disk
+        if self._is_checked_closely:  # a call to the master; its own count of bytes on disks is watched all the time
+            self._statistics.bytes_on_disk += self._client.num_bytes_on_disk(key, num_bytes=num_bytes)
         self._client.remove(key)
+
+    @property
+    def _is_checked_closely(self) -> bool:
+        """One sample in `check_every` is."""
+        return self._statistics.num_samples % self._settings.check_every == 0
 
     def _check(
         self, request: SampleRequest, view: memoryview, *, name: str, region: Region, place: Layout, token: int
@@ -284,7 +289,7 @@ class Receiver:
         start = region.start + place.states_offset
         states_TLH = self._buffer[start : start + place.states_bytes].view(torch.bfloat16).view(shape)
         self._variance.check(states_TLH)
-        if self._lm_head is not None and self._statistics.num_samples % self._settings.check_every == 0:
+        if self._lm_head is not None and self._is_checked_closely:
             self._lm_head.check(
                 states_TLH[:, -1], token_ids=request.token_ids, loss_mask=request.loss_mask,
                 engine_token=token, greedy=request.greedy,
