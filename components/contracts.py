@@ -227,6 +227,8 @@ class StreamReport(Record):
     peak_bytes_held: int = Field(description="largest store content plus reader buffers seen at once")
     bytes_on_disk: int = Field(description="hidden-state bytes written to disk: measured, expected 0")
     keys_left: int = Field(description="keys of this run left in the store at the end")
+    num_cached: int = Field(default=0, description="of the samples, read from the cache on disk")
+    cache_bytes: int = Field(default=0, description="what the cache holds at the end; 0 in mode online")
     num_retried: int
     num_quarantined: int
     quarantine_reasons: dict[str, int]

@@ -147,6 +147,19 @@ class StreamSettings(Settings):
     orphan_ttl_s: float = Field(default=600, gt=0)
     protocol: Literal["tcp", "rdma"] = "tcp"
     rdma_devices: str = ""
+    mode: Literal["online", "hybrid", "offline"] = Field(
+        default="online",
+        description="online: nothing touches a disk; hybrid: samples are kept in cache_dir and read from there when"
+        " they come again; offline: all of them are read from there, without an engine",
+    )
+    cache_dir: str | None = Field(default=None, description="folder of the cache; hybrid and offline need one")
+    cache_gib: float = Field(default=16.0, gt=0, description="bound on the cache of one target and layer list, GiB")
+
+    @model_validator(mode="after")
+    def _require_cache_dir(self) -> StreamSettings:
+        if (self.mode == "online") != (self.cache_dir is None):
+            raise ValueError(f"stream.mode {self.mode} {'takes no' if self.cache_dir else 'needs a'} cache_dir")
+        return self
 
 
 class DrafterSettings(Settings):

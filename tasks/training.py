@@ -29,21 +29,26 @@ def train_on_stream(
 ) -> TrainingResult:
     """Engine -> connector -> Mooncake -> trainer process; every state is used once and nothing touches disk.
 
+    With `stream.mode` hybrid, states are kept on disk too and read from there when they come again; with offline all of
+    them are, and no engine runs.
+
     Not retried by Prefect: the trainer resumes from its own checkpoint when the flow runs again.
     """
     stream_run_id = f"{loop.recipe.target.name}-{uuid.uuid4().hex[:12]}"
     log = get_run_logger()
     with loop.stage("train") as clock:
-        engine = extraction_engine(
-            loop, target, stream_run_id=stream_run_id, num_hidden_layers=_num_hidden_layers(Path(target.path))
-        )
+        engine = None
+        if loop.recipe.stream.mode != "offline":
+            engine = extraction_engine(
+                loop, target, stream_run_id=stream_run_id, num_hidden_layers=_num_hidden_layers(Path(target.path))
+            )
         job = TrainingJob(
             drafter=loop.recipe.drafter,
             training=loop.recipe.training,
             stream=loop.recipe.stream,
             target=target,
             dataset=dataset,
-            engine_urls=(engine.url,),
+            engine_urls=(engine.url,) if engine else (),
             model=target.name,
             store=loop.endpoints.store,
             stream_run_id=stream_run_id,
@@ -63,7 +68,8 @@ def train_on_stream(
                 check=lambda: _require_alive(engine),
             )
         finally:
-            loop.engines.stop(extraction_key(target, stream_run_id))
+            if engine is not None:
+                loop.engines.stop(extraction_key(target, stream_run_id))
             sweep_run(loop.endpoints.store, stream_run_id)
         clock.num_tokens = result.stream.num_tokens
     loop.remember("training", result)
@@ -86,8 +92,8 @@ def require_same_target(dataset: DatasetRef, target: TargetRef) -> None:
         )
 
 
-def _require_alive(engine: Engine) -> None:
-    if not engine.is_alive():
+def _require_alive(engine: Engine | None) -> None:
+    if engine is not None and not engine.is_alive():
         engine.wait_ready()  # raises EngineError with the telling lines of its log
 
 

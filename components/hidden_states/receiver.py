@@ -18,6 +18,7 @@ import torch
 
 from components.errors import EngineError, FingerprintMismatchError, StoreError, StreamError
 from components.hidden_states.buffers import Credits, Region, Ring
+from components.hidden_states.cache import StateCache
 from components.hidden_states.checks import (
     FaultyStatesError,
     LayerVariance,
@@ -27,7 +28,7 @@ from components.hidden_states.checks import (
     check_token_ids,
 )
 from components.hidden_states.extraction_client import ExtractionClient
-from components.hidden_states.sample import Arrival, Identity, Sample, SampleRequest
+from components.hidden_states.sample import Arrival, Entry, Identity, Sample, SampleRequest
 from components.hidden_states.statistics import StreamStatistics
 from components.hidden_states.store import StoreClient
 from components.hidden_states.wire import Layout, error_key, layout, sample_name, store_key, unpack_header
@@ -52,8 +53,9 @@ class Receiver:
         settings: StreamSettings,
         *,
         identity: Identity,
-        client: StoreClient,
-        engines: ExtractionClient,
+        client: StoreClient | None,
+        engines: ExtractionClient | None,
+        cache: StateCache | None,
         variance: LayerVariance,
         lm_head: LmHeadCheck | None,
         statistics: StreamStatistics,
@@ -65,6 +67,7 @@ class Receiver:
         self._identity = identity
         self._client = client
         self._engines = engines
+        self._cache = cache
         self._variance = variance
         self._lm_head = lm_head
         self._statistics = statistics
@@ -75,20 +78,25 @@ class Receiver:
         self._slots = threading.Semaphore(settings.requests_in_flight)
         self._buffer = torch.empty(ring_bytes, dtype=torch.uint8)
         self._bytes = memoryview(self._buffer.numpy())
-        self._before = client.metrics()  # what other runs hold is not ours
+        self._before = client.metrics() if client is not None else None  # what other runs hold is not ours
         self._observed_at = 0.0
         self._num_failed_looks = 0
-        client.register(self._buffer)
+        if client is not None:
+            client.register(self._buffer)
 
     def close(self) -> None:
         """Unregister the buffer; views that are still held stay readable."""
-        self._client.unregister(self._buffer)
+        if self._client is not None:
+            self._client.unregister(self._buffer)
 
     def send(self, request: SampleRequest, *, serial: int) -> Arrival | None:
         """Take credits and a slot, start the request; None when the stream ends meanwhile.
 
+        A cached sample takes a slot, so that the feeder does not run far ahead, and no credits.
+
         Raises:
-            StreamError: token ids and loss mask do not fit each other.
+            StreamError: token ids and loss mask do not fit each other, or there is no engine and the sample is not in
+                the cache.
         """
         num_tokens = len(request.token_ids)
         if num_tokens == 0 or request.loss_mask.shape != request.token_ids.shape or request.token_ids.ndim != 1:
@@ -102,16 +110,29 @@ class Receiver:
         arrival = Arrival(request=request, serial=serial, place=place, future=None)
         if place.num_bytes > min(self.credits.capacity_bytes, self.ring.capacity_bytes):
             return arrival
+        arrival.cached = self._cache.find(request.token_ids) if self._cache is not None else None
+        if arrival.cached is not None:
+            return arrival if self._take_slot() else None
+        if self._engines is None:
+            raise StreamError(
+                f"sample {request.sample_id} is not among the cached states",
+                fix="Fill the cache over this data set with stream.mode: hybrid, or raise stream.cache_gib.",
+            )
         while not self.credits.acquire(place.num_bytes, timeout_s=_TICK_S):
             if self._stop.is_set():
                 return None
-        while not self._slots.acquire(timeout=_TICK_S):
-            if self._stop.is_set():
-                return None
+        if not self._take_slot():
+            return None
         arrival.future = self._request(arrival, attempt=0)
         arrival.future.add_done_callback(lambda _: self._slots.release())
         self._account()
         return arrival
+
+    def _take_slot(self) -> bool:
+        while not self._slots.acquire(timeout=_TICK_S):
+            if self._stop.is_set():
+                return False
+        return True
 
     def receive(self, arrival: Arrival) -> Sample | None:
         """Read one sample, asking again when it is wrong; None when it was quarantined or the stream ends.
@@ -120,6 +141,8 @@ class Receiver:
             EngineError, StoreError: a service is gone.
             FingerprintMismatchError, StreamError: no retry can help, or too many samples were quarantined.
         """
+        if arrival.cached is not None:
+            return self._receive_cached(arrival, arrival.cached)
         if arrival.future is None:
             self._quarantine(arrival, FaultyStatesError("too_large", "a sample exceeds half the budget"))
             return None
@@ -138,6 +161,36 @@ class Receiver:
             self.ring.release(region)
         return sample
 
+    def _receive_cached(self, arrival: Arrival, entry: Entry) -> Sample | None:
+        """Read a sample from the disk. A damaged one is given up for this pass: asking an engine now would need credits
+        that the samples behind it hold. It is forgotten, so the next pass streams it."""
+        assert self._cache is not None
+        try:
+            region = self._allocate(arrival.place.num_bytes)
+        finally:
+            self._slots.release()
+        if region is None:
+            return None
+        view = self._view(region, arrival.place)
+        try:
+            if entry.num_bytes != arrival.place.num_bytes:
+                raise FaultyStatesError("cache", "a cached sample has another size", got=entry.num_bytes)
+            self._cache.read_into(entry, view)
+            states_TLH = self._check(arrival.request, view, name=None, region=region, place=arrival.place)
+        except StreamError as error:
+            self.ring.release(region)
+            self._cache.forget(arrival.request.token_ids)
+            self._quarantine(arrival, FaultyStatesError("cache", error.problem, got=error.got))
+            return None
+        except BaseException:
+            self.ring.release(region)
+            raise
+        statistics = self._statistics
+        statistics.num_samples += 1
+        statistics.num_cached += 1
+        statistics.num_tokens += len(arrival.request.token_ids)
+        return Sample(arrival.request, states_TLH, ring=self.ring, region=region)
+
     def observe(self) -> None:
         """Look at the store now and then. A master that is away for longer ends the stream.
 
@@ -145,7 +198,7 @@ class Receiver:
             StoreError: three looks in a row failed.
         """
         now = time.monotonic()
-        if now - self._observed_at < _OBSERVE_EVERY_S:
+        if self._client is None or self._before is None or now - self._observed_at < _OBSERVE_EVERY_S:
             return
         self._observed_at = now
         try:
@@ -204,6 +257,7 @@ class Receiver:
         return None
 
     def _request(self, arrival: Arrival, *, attempt: int) -> Future[int]:
+        assert self._engines is not None
         future = self._engines.request(
             index=arrival.serial, name=self._name(arrival, attempt), token_ids=arrival.request.token_ids
         )
@@ -227,8 +281,11 @@ class Receiver:
         key = store_key(self._identity.run_id, name)
         place = arrival.place
         self._fetch(key, region, place.num_bytes)
-        view = self._bytes[region.start : region.start + place.num_bytes]
-        states_TLH = self._check(arrival.request, view, name=name, region=region, place=place, token=engine_token)
+        view = self._view(region, place)
+        states_TLH = self._check(arrival.request, view, name=name, region=region, place=place)
+        self._compare_with_target(arrival.request, states_TLH, engine_token=engine_token)
+        if self._cache is not None:
+            self._cache.add(arrival.request.token_ids, view)
         statistics = self._statistics
         statistics.num_samples += 1
         statistics.num_tokens += len(arrival.request.token_ids)
@@ -242,6 +299,7 @@ class Receiver:
         Raises:
             FaultyStatesError: 'writer' (the engine marked it), 'missing' (neither sample nor marker came), 'transfer'.
         """
+        assert self._client is not None
         pointer = self._buffer.data_ptr() + region.start
         deadline = time.monotonic() + min(_APPEAR_TIMEOUT_S, self._settings.request_timeout_s)
         poll_s = _FIRST_POLL_S
@@ -267,10 +325,16 @@ class Receiver:
         """One sample in `check_every` is."""
         return self._statistics.num_samples % self._settings.check_every == 0
 
+    def _view(self, region: Region, place: Layout) -> memoryview:
+        return self._bytes[region.start : region.start + place.num_bytes]
+
     def _check(
-        self, request: SampleRequest, view: memoryview, *, name: str, region: Region, place: Layout, token: int
+        self, request: SampleRequest, view: memoryview, *, name: str | None, region: Region, place: Layout
     ) -> torch.Tensor:
-        """Run every check on a sample that lies in the ring; its states as a tensor view of it."""
+        """Check a sample that lies in the ring by itself; its states as a tensor view of it.
+
+        `name` None: it comes from the cache, so whichever run and attempt wrote it is right.
+        """
         identity = self._identity
         shape = (len(request.token_ids), len(identity.layer_ids), identity.hidden_size)
         try:
@@ -280,7 +344,8 @@ class Receiver:
         except StreamError as error:
             raise FaultyStatesError("header", error.problem, got=error.got, expected=error.expected) from None
         check_header(
-            header, run_id=identity.run_id, sample=name, fingerprint=identity.fingerprint,
+            header, run_id=header.run_id if name is None else identity.run_id,
+            sample=header.sample if name is None else name, fingerprint=identity.fingerprint,
             layer_ids=identity.layer_ids, shape=shape,
         )  # fmt: skip
         check_payload(view, header)
@@ -289,14 +354,17 @@ class Receiver:
         start = region.start + place.states_offset
         states_TLH = self._buffer[start : start + place.states_bytes].view(torch.bfloat16).view(shape)
         self._variance.check(states_TLH)
+        return states_TLH
+
+    def _compare_with_target(self, request: SampleRequest, states_TLH: torch.Tensor, *, engine_token: int) -> None:
+        """Now and then: do the states lead to the target's own next tokens?"""
         if self._lm_head is not None and self._is_checked_closely:
             self._lm_head.check(
                 states_TLH[:, -1], token_ids=request.token_ids, loss_mask=request.loss_mask,
-                engine_token=token, greedy=request.greedy,
+                engine_token=engine_token, greedy=request.greedy,
             )  # fmt: skip
             self._statistics.lm_head_share = self._lm_head.engine.share
             self._statistics.answer_share = self._lm_head.answers.share
-        return states_TLH
 
     def _refuse_hopeless(self, fault: FaultyStatesError) -> None:
         if fault.reason not in _HOPELESS:

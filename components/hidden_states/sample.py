@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -57,11 +58,22 @@ class Identity:
     hidden_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a sample lies in the cache on disk."""
+
+    path: Path
+    offset: int
+    num_bytes: int
+
+
 @dataclass
 class Arrival:
-    """A sample on its way: its credits are taken; `future` is None when it is too large ever to be sent."""
+    """A sample on its way: its credits are taken; `future` is None when it is not sent to an engine."""
 
     request: SampleRequest
     serial: int
     place: Layout
     future: Future[int] | None
+    cached: Entry | None = None
+    """Where it lies in the cache; it then has no credits and no future."""

@@ -23,6 +23,8 @@ class StreamStatistics:
     num_retried: int = 0
     num_in_flight: int = 0
     num_evicted: int = 0
+    num_cached: int = 0
+    cache_bytes: int = 0
     credit_bytes: int = 0
     ring_bytes: int = 0
     store_bytes: int = 0
@@ -81,6 +83,7 @@ class StreamStatistics:
             "stream_num_retried": float(self.num_retried),
             "stream_num_quarantined": float(self.num_quarantined),
             "stream_num_evicted": float(self.num_evicted),
+            "stream_num_cached": float(self.num_cached),
             "stream_trainer_wait_share": self.wait_share,
         }
         if self.lm_head_share is not None:
@@ -100,6 +103,8 @@ class StreamStatistics:
             peak_bytes_held=self.peak_bytes_held,
             bytes_on_disk=self.bytes_on_disk,
             keys_left=keys_left,
+            num_cached=self.num_cached,
+            cache_bytes=self.cache_bytes,
             num_retried=self.num_retried,
             num_quarantined=self.num_quarantined,
             quarantine_reasons=dict(self.quarantined),

@@ -3,6 +3,8 @@
     requests ─ feeder ──credits──> engine ──connector──> store ─ receiver ──ring──> checked Sample ──> trainer
                (thread)                                          (thread)
 
+With a cache on disk (`stream.mode`), samples that lie there take the road past the engine: feeder, receiver, ring.
+
 The feeder takes credits for a sample's bytes before it sends the prefill request. The receiver reads samples in
 request order into a ring of registered memory, removes their keys, checks them and gives the credits back. Credits
 (what the store may hold) and ring (reader buffers) add up to less than `budget_mib`. T tokens, L layers, H hidden.
@@ -23,6 +25,7 @@ from typing import Self
 
 from components.contracts import StoreEndpoint, StreamReport, TargetFingerprint
 from components.errors import DSparkError, StreamError
+from components.hidden_states.cache import StateCache
 from components.hidden_states.checks import LayerVariance, LmHead, LmHeadCheck
 from components.hidden_states.extraction_client import ExtractionClient
 from components.hidden_states.launch import extraction_layer_ids
@@ -49,9 +52,9 @@ class HiddenStateStream:
 
     Args:
         settings: layers, budget, concurrency, retries, checks.
-        engine_urls: extraction engines (started with `extraction_args`), base URLs without /v1.
+        engine_urls: extraction engines (started with `extraction_args`), base URLs without /v1; none in mode offline.
         model: served model name.
-        store: the Mooncake store the engines write into.
+        store: the Mooncake store the engines write into; not used in mode offline.
         run_id: as given to `extraction_args`.
         fingerprint: of the target; samples stamped with another are refused.
         num_hidden_layers, hidden_size: of the target.
@@ -61,6 +64,7 @@ class HiddenStateStream:
 
     Raises:
         StoreError, EngineError: on entry, when master or an engine is not there.
+        FingerprintMismatchError: on entry in mode offline, when the cache holds states of other targets or layers only.
     """
 
     def __init__(
@@ -103,26 +107,22 @@ class HiddenStateStream:
         self._metrics_at = 0.0
         self._client: StoreClient | None = None
         self._engines: ExtractionClient | None = None
+        self._cache: StateCache | None = None
         self._receiver: Receiver | None = None
         self._threads: list[threading.Thread] = []
         self._old_sigterm: object = None
 
     def __enter__(self) -> Self:
-        self._client = StoreClient.connect(self._endpoint)
         self._open = True
         try:
-            self._engines = ExtractionClient(
-                self._engine_urls,
-                model=self._model,
-                timeout_s=self._settings.request_timeout_s,
-                num_connections=self._settings.requests_in_flight + 4,
-            )
-            self._engines.check_engines()
-            self._client.remove_prefix(self._prefix)
+            self._open_cache()
+            if self._settings.mode != "offline":
+                self._connect()
             store_bytes, ring_bytes = budget_split(self._settings.budget_mib << 20)
             self._receiver = Receiver(
                 self._settings, identity=self._identity, client=self._client, engines=self._engines,
-                variance=self._variance, lm_head=self._lm_head, statistics=self._statistics, stop=self._stop,
+                cache=self._cache, variance=self._variance, lm_head=self._lm_head, statistics=self._statistics,
+                stop=self._stop,
                 store_bytes=store_bytes, ring_bytes=ring_bytes,
             )  # fmt: skip
             self._catch_sigterm()
@@ -130,6 +130,27 @@ class HiddenStateStream:
             self._close_quietly()
             raise
         return self
+
+    def _open_cache(self) -> None:
+        settings = self._settings
+        if settings.cache_dir is not None:
+            self._cache = StateCache.open(
+                Path(settings.cache_dir),
+                self._identity,
+                limit_bytes=int(settings.cache_gib * 2**30),
+                is_complete=settings.mode == "offline",
+            )
+
+    def _connect(self) -> None:
+        self._client = StoreClient.connect(self._endpoint)
+        self._engines = ExtractionClient(
+            self._engine_urls,
+            model=self._model,
+            timeout_s=self._settings.request_timeout_s,
+            num_connections=self._settings.requests_in_flight + 4,
+        )
+        self._engines.check_engines()
+        self._client.remove_prefix(self._prefix)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -198,6 +219,9 @@ class HiddenStateStream:
                 self._receiver.close()
             if self._client is not None:
                 self._client.close()
+            if self._cache is not None:
+                self._statistics.cache_bytes = self._cache.num_bytes
+                self._cache.close()
 
     def _sweep(self, *, settle_s: float) -> int:
         assert self._client is not None

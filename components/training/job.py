@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from components.contracts import CheckpointRef, DatasetRef, Record, StoreEndpoint, StreamReport, TargetRef
 from components.settings import DrafterSettings, StreamSettings, TrainingSettings
@@ -22,7 +24,9 @@ class TrainingJob(Record):
     stream: StreamSettings
     target: TargetRef
     dataset: DatasetRef
-    engine_urls: tuple[str, ...] = Field(min_length=1, description="extraction engines, base URLs without /v1")
+    engine_urls: tuple[str, ...] = Field(
+        description="extraction engines, base URLs without /v1; none where all states are read from the cache"
+    )
     model: str = Field(description="served model name of the engines")
     engine_timeout_s: float = Field(
         default=300.0, gt=0, description="for engines that are still starting; the drafter is built meanwhile"
@@ -35,6 +39,12 @@ class TrainingJob(Record):
     parent: CheckpointRef | None = Field(default=None, description="champion whose weights are the start")
     resume: bool = Field(default=False, description="continue from the newest state in output_dir, if there is one")
     num_threads: int | None = Field(default=None, ge=1, description="CPU threads; None: torch decides")
+
+    @model_validator(mode="after")
+    def _require_engines(self) -> Self:
+        if (self.stream.mode == "offline") != (not self.engine_urls):
+            raise ValueError(f"{len(self.engine_urls)} extraction engines in stream mode {self.stream.mode}")
+        return self
 
 
 class CurvePoint(Record):
