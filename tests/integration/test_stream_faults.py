@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from stream_services import FINGERPRINT, Master, SimulatedEngine, make_requests, running_master, simulated_states
 
 from components.contracts import StoreEndpoint
 from components.errors import EngineError, FingerprintMismatchError, StoreError, StreamError
-from components.hidden_states.store import count_run_keys
+from components.hidden_states.store import StoreClient, count_run_keys
 from components.hidden_states.stream import HiddenStateStream, SampleRequest, sweep_run
 from components.settings import StreamSettings
 
@@ -242,6 +243,32 @@ def test_two_consumers_share_an_engine_and_never_a_key(master: Master, engine: S
     assert len(set(engine.names)) == len(engine.names)
 
 
+def test_two_engines_feed_one_consumer_and_never_share_a_key(master: Master, engine: SimulatedEngine) -> None:
+    other = SimulatedEngine(master.endpoint, run_id=RUN)
+    try:
+        with HiddenStateStream(
+            SETTINGS, engine_urls=[engine.url, other.url], model="t", store=master.endpoint, run_id=RUN,
+            fingerprint=FINGERPRINT, num_hidden_layers=4, hidden_size=64,
+        ) as stream:  # fmt: skip
+            assert consume(stream, make_requests(40)) == list(range(40))
+    finally:
+        other.close()
+    assert engine.num_calls == other.num_calls == 20
+    assert not set(engine.names) & set(other.names)
+    assert stream.report().keys_left == 0
+
+
+def test_one_request_in_twenty_failing_costs_time_and_no_sample(master: Master, engine: SimulatedEngine) -> None:
+    rng = np.random.default_rng(3)
+    faults = ["500", "drop", "error", "flip", "nan", "tokens"]
+    engine.misbehave = lambda number, name: str(rng.choice(faults)) if rng.random() < 0.05 else None
+    with open_stream(master.endpoint, engine.url) as stream:
+        assert consume(stream, make_requests(300)) == list(range(300))
+    report = stream.report()
+    assert report.num_retried == engine.num_calls - 300 > 5
+    assert (report.num_quarantined, report.keys_left) == (0, 0)
+
+
 def test_master_down_at_the_start_is_said_within_seconds() -> None:
     endpoint = StoreEndpoint(master_address="127.0.0.1:9", metrics_url="http://127.0.0.1:9/metrics")
     started = time.monotonic()
@@ -307,6 +334,48 @@ def test_a_killed_consumer_is_swept_from_another_process(
     num_keys = count_run_keys(master.endpoint, RUN)
     assert num_keys > 0
     assert sweep_run(master.endpoint, RUN) == num_keys
+    assert count_run_keys(master.endpoint, RUN) == 0
+
+
+STOPPED = """
+import sys
+from components.contracts import StoreEndpoint
+from stream_services import make_requests
+from test_stream_faults import open_stream, SETTINGS
+endpoint = StoreEndpoint.model_validate_json(sys.argv[1])
+num_read = 0
+with open_stream(endpoint, sys.argv[2], SETTINGS.model_copy(update={"request_timeout_s": 60})) as stream:
+    for sample in stream.stream(make_requests(400, low=400, high=800)):
+        sample.release()
+        num_read += 1
+        if num_read == 20:
+            print("reading", flush=True)
+print(num_read, stream.report().num_quarantined, flush=True)
+"""
+
+
+def test_a_stopped_consumer_holds_no_more_than_its_budget_and_goes_on(master: Master, engine: SimulatedEngine) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", STOPPED, master.endpoint.model_dump_json(), engine.url]
+    client = StoreClient.connect(master.endpoint)
+    before = client.metrics().allocated_bytes
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline().strip() == "reading"
+            process.send_signal(signal.SIGSTOP)
+            held = []
+            for _ in range(30):
+                time.sleep(0.2)
+                held.append(client.metrics().allocated_bytes - before)
+            calls = engine.num_calls
+            process.send_signal(signal.SIGCONT)
+            said, _ = process.communicate(timeout=120)
+        finally:
+            process.kill()
+            client.close()
+    assert max(held) <= SETTINGS.budget_mib << 20
+    assert held[-1] == held[len(held) // 2] and 20 <= calls < 400  # nothing came any more
+    assert said.split() == ["400", "0"]
     assert count_run_keys(master.endpoint, RUN) == 0
 
 
