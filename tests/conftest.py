@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 from tiny_target import make_tiny_target
+
+# A run in the background inherits an ignored SIGINT, and so would every process whose Ctrl-C is tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
