@@ -9,7 +9,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CHUNK = 2048
-"""Conversations of one piece of work: about a second of it, against the tenth of one that a task run costs."""
+"""Conversations of one piece of work: enough that a task run of its own is worth it (chosen, not measured)."""
 
 MAX_ROUND = 16 * CHUNK
 """Conversations drawn before the first of them is judged, at most: work for sixteen cores."""

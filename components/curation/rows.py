@@ -46,7 +46,7 @@ def read_row(row: object, *, column: str, source: str, max_turns: int) -> Conver
 
 
 def turn_texts(row: object, *, column: str) -> list[str]:
-    """The text of every turn of a row, whoever speaks.
+    """The text of every turn of a row, whoever speaks; tool calls and results that carry an id or a name are left out.
 
     Raises:
         BadRowError: as `read_row`, for what is no turn at all, and for an empty or broken one.
