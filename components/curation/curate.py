@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,7 @@ from components.curation.dataset import DOCS_INDEX, staging_dir, write_dataset
 from components.curation.decontaminate import HeldOut
 from components.curation.dedup import cross_similarity
 from components.curation.funnel import Funnel
+from components.curation.language import language_of
 from components.curation.plots import plot_funnel
 from components.curation.quarantine import Quarantine
 from components.curation.regenerate import Regeneration
@@ -125,7 +126,7 @@ def collect(
 
 @dataclass(frozen=True)
 class RowRenderer:
-    """Rendering, as work that can be done in any process."""
+    """Rendering and telling the language, as work that can be done in any process."""
 
     target_path: str
     target_name: str
@@ -133,7 +134,12 @@ class RowRenderer:
     def __call__(self, answered: Sequence[AnsweredConversation]) -> tuple[Sequence[AnsweredConversation], list[Row]]:
         """The conversations, and their rows."""
         renderer = renderer_here(self.target_path, self.target_name)
-        return answered, [row for batch in batches(answered, BATCH) for row in renderer.render_all(batch)]
+        rows = (row for batch in batches(answered, BATCH) for row in renderer.render_all(batch))
+        return answered, [_with_language(row, item) for row, item in zip(rows, answered, strict=True)]
+
+
+def _with_language(row: Row, item: AnsweredConversation) -> Row:
+    return replace(row, origin=replace(row.origin, language=language_of(item.conversation.text)))
 
 
 def finish(

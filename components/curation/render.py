@@ -26,7 +26,6 @@ from jinja2 import TemplateError
 
 from components.contracts import TargetRef
 from components.curation.conversation import NO_VARIANT, AnsweredConversation, Message, Origin, Row, Variant
-from components.curation.language import language_of
 from components.curation.skeleton import Skeleton, Span, has_skeleton
 from components.errors import CurationError
 
@@ -102,7 +101,7 @@ class Renderer:
         return self.render_all([answered])[0]
 
     def render_all(self, answered: Sequence[AnsweredConversation]) -> list[Row]:
-        """Render answered conversations, in order.
+        """Render answered conversations, in order. Their language is not looked at.
 
         Raises:
             CurationError: the engine's prompt is not what this template gives, or the template rewrites history.
@@ -273,7 +272,7 @@ def _row(item: AnsweredConversation, token_ids: tuple[int, ...], mask: tuple[boo
 
 def _origin(item: AnsweredConversation) -> Origin:
     last = item.answers[-1]
-    return Origin(language_of(item.conversation.text), last.temperature, last.max_tokens, last.engine_version)
+    return Origin(temperature=last.temperature, max_answer_tokens=last.max_tokens, engine_version=last.engine_version)
 
 
 def _mask(encoding: Any, spans: Sequence[Span], *, num_chars: int) -> tuple[bool, ...]:

@@ -5,6 +5,7 @@ Memory holds about 50 bytes a row (id, source, place), whatever its length.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -77,18 +78,18 @@ class RowSpool:
         self._masks.flush()
         if self._num_stored == 0:
             return
-        tokens = np.memmap(self._tokens_path, dtype="<i4", mode="r")
-        masks = np.memmap(self._mask_path, dtype=np.bool_, mode="r")
         index = self._sides[side]
-        for position in index.order():
-            start, length = index.starts[position], index.lengths[position]
-            yield StoredRow(
-                conversation_id=index.id_of(position),
-                source=index.places[index.numbers[position]][0],
-                origin=index.places[index.numbers[position]][1],
-                token_ids=np.asarray(tokens[start : start + length]),
-                loss_mask=np.asarray(masks[start : start + length]),
-            )
+        # Read, not mapped: mapped pages would count as memory of this process, one row after another.
+        with self._tokens_path.open("rb", buffering=0) as tokens, self._mask_path.open("rb", buffering=0) as masks:
+            for position in index.order():
+                start, length = index.starts[position], index.lengths[position]
+                yield StoredRow(
+                    conversation_id=index.id_of(position),
+                    source=index.places[index.numbers[position]][0],
+                    origin=index.places[index.numbers[position]][1],
+                    token_ids=np.frombuffer(os.pread(tokens.fileno(), 4 * length, 4 * start), dtype="<i4"),
+                    loss_mask=np.frombuffer(os.pread(masks.fileno(), length, start), dtype=np.bool_),
+                )
 
     def remove(self) -> None:
         """Delete the files."""
@@ -123,11 +124,11 @@ class _Index:
     def id_of(self, position: int) -> str:
         return self.ids[position * _ID_BYTES : (position + 1) * _ID_BYTES].hex()
 
-    def order(self) -> list[int]:
+    def order(self) -> Iterator[int]:
         # Zero bytes at the end would be cut off by numpy's S type, so the ids are compared as four big-endian words.
         words = np.frombuffer(bytes(self.ids), dtype=">u8").reshape(-1, _ID_BYTES // 8)
-        order: list[int] = np.lexsort(words.T[::-1]).tolist()
-        return order
+        for part in np.array_split(np.lexsort(words.T[::-1]), max(1, len(words) // 4096)):
+            yield from part.tolist()
 
 
 def spool_rows(splits: Mapping[str, list[Row]], folder: Path) -> RowSpool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from components.curation.conversation import Conversation
 from components.curation.decontaminate import HeldOut
-from components.curation.dedup import NearDuplicateIndex
+from components.curation.dedup import NearDuplicateIndex, SeenIds
 from components.curation.filters import prompt_filters, refusal
 from components.curation.funnel import Funnel
 from components.curation.quarantine import Quarantine
@@ -71,7 +71,7 @@ class Sieve:
     def __init__(self, settings: CurationSettings, held_out: HeldOut, refused: Quarantine) -> None:
         self._held_out = held_out
         self._refused = refused
-        self._ids: set[str] = set()
+        self._ids = SeenIds()
         self._near = NearDuplicateIndex(threshold=settings.near_duplicate_threshold)
         self.funnel = Funnel(dict.fromkeys(("filtered", "unique", "not_near_duplicate", "decontaminated"), 0))
 
@@ -98,9 +98,8 @@ class Sieve:
     def _compare(self, conversation: Conversation) -> tuple[str | None, str]:
         """What a conversation shares with others: the reason to refuse it, and with whom or in which words."""
         self.funnel.passed("filtered")
-        if conversation.id in self._ids:
+        if not self._ids.add(conversation.id):
             return "duplicate", ""
-        self._ids.add(conversation.id)
         self.funnel.passed("unique")
         if (near := self._near.add_if_new(conversation.id, conversation.text)) is not None:
             return "near duplicate", f"of {near}"

@@ -187,7 +187,7 @@ def _offline(
         "engine": {
             "model": target.path, "dtype": engine.dtype, "max_model_len": engine.max_model_len,
             "max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "enforce_eager": engine.enforce_eager,
+            "enforce_eager": engine.enforce_eager, "kv_cache_memory_bytes": int(engine.kv_cache_gib * 2**30),
         },
         "messages": [[message.as_dict() for message in chat.messages] for chat in collected.conversations],
         "temperatures": [temperatures.get(chat.id, 0.0) for chat in collected.conversations],

@@ -15,12 +15,12 @@ from pathlib import Path
 from components.contracts import TargetFingerprint
 from components.curation.chunks import round_size
 from components.curation.conversation import Answer, AnsweredConversation
+from components.curation.curate import RowRenderer
 from components.curation.dataset import write_dataset
 from components.curation.decontaminate import HeldOut
 from components.curation.quarantine import Quarantine
-from components.curation.render import renderer_of
 from components.curation.row_spool import RowSpool
-from components.curation.sieve import BATCH, Sieve, judge
+from components.curation.sieve import BATCH, Sieve, judge, renderer_here
 from components.curation.sources import load_conversations
 from components.curation.split import side_of
 from components.curation.text import batches
@@ -50,13 +50,13 @@ def write_prompts(path: Path, num: int) -> None:
 
 
 def curate(num: int, target: Path, folder: Path) -> dict[str, float]:
-    """Filter, deduplicate, split, render and write `num` conversations with an answer each."""
+    """Filter, deduplicate, split, render, tell the language and write `num` conversations with an answer each."""
     recipe = load_recipe("demo")
     source = SourceSettings(name="synthetic", kind="file", path=str(folder / "prompts.jsonl"), column="prompt")
     values = {**recipe.curation.model_dump(), "sources": [source], "num_conversations": num}
     settings = CurationSettings.model_validate(values)
     held_out = HeldOut(m["content"] for prompt in load_prompts(recipe.evaluation) for m in prompt.messages)
-    renderer = renderer_of(target, name="demo")
+    renderer, render = renderer_here(str(target), "demo"), RowRenderer(str(target), "demo")
     sieve = Sieve(settings, held_out, Quarantine())
     staging = folder / "staging"
     staging.mkdir()
@@ -68,7 +68,7 @@ def curate(num: int, target: Path, folder: Path) -> dict[str, float]:
         verdicts = sieve.sift(drawn, reasons, at_most=num)
         kept = [item for item, is_kept in zip(drawn, verdicts, strict=True) if is_kept]
         for batch in batches(kept, BATCH):
-            for row in renderer.render_all([AnsweredConversation(item, (answer,)) for item in batch]):
+            for row in render([AnsweredConversation(item, (answer,)) for item in batch])[1]:
                 rows.add(row, side_of(row.conversation_id, validation_share=settings.validation_share))
     num_rows = sum(rows.counts().values())
     write_dataset(
