@@ -196,6 +196,9 @@ class TrainingSettings(Settings):
     updates_per_pack: int = Field(
         default=1, ge=1, description="optimizer steps on each streamed pack, each with anchors drawn anew"
     )
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw", description="muon: for the backbone's matrices, AdamW for all else"
+    )
     learning_rate: float = Field(default=6e-4, gt=0)
     heads_lr_scale: float = Field(default=1.0, gt=0, description="learning rate of the heads, relative")
     warmup_share: float = Field(default=0.04, ge=0, lt=1)

@@ -20,14 +20,12 @@ from components.errors import TrainingError
 from components.settings import TrainingSettings
 from components.training.job import CurvePoint, ValidationPoint
 from components.training.objective import BlockObjective, BlockScores
+from components.training.optimizers import Optimizers, build_optimizers
 from components.training.packing import Pack, choose_blocks
 from components.training.schedule import Schedule
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
 from components.training.validate import Validation
-
-ADAM_BETAS = (0.9, 0.95)
-"""A few hundred steps are too short for the usual memory of 1,000 steps of squared gradients."""
 
 
 class TrainingStoppedError(TrainingError):
@@ -79,7 +77,7 @@ class _Window:
 
     def add(self, scores: BlockScores, grad_norm: float) -> None:
         self.num_steps += 1
-        self.loss += float(scores.loss)
+        self.loss += float(scores.loss.detach())
         self.accepted += float(scores.match_NK.int().cumprod(1).sum(1).float().mean()) + 1
         self.expected += float(scores.overlap_NK.cumprod(1).sum(1).mean()) + 1
         self.grad_norm += grad_norm
@@ -116,14 +114,10 @@ class Loop:
         self._settings = settings
         self._accelerator = accelerator
         self._drafter = drafter.to(accelerator.device)
-        optimizer = torch.optim.AdamW(
-            _parameter_groups(drafter, settings),
-            lr=0.0,
-            betas=ADAM_BETAS,
-            weight_decay=settings.weight_decay,
-            fused=True,
+        self._objective, *optimizers = accelerator.prepare(
+            BlockObjective(drafter, settings), *build_optimizers(drafter, settings)
         )
-        self._objective, self._optimizer = accelerator.prepare(BlockObjective(drafter, settings), optimizer)
+        self._optimizers = Optimizers(optimizers)
         self._schedule = Schedule(
             learning_rate=settings.learning_rate,
             warmup_share=settings.warmup_share,
@@ -144,15 +138,21 @@ class Loop:
         """Continue from a state of `StateFolder`.
 
         Raises:
-            TrainingError: it was written by another number of processes.
+            TrainingError: it was written by another number of processes, or with another optimizer.
         """
         ranks = state["ranks"]
         if len(ranks) != self._accelerator.num_processes:
             raise TrainingError(
                 "the state is of another number of processes", got=len(ranks), expected=self._accelerator.num_processes
             )
+        if len(state.get("optimizers", ())) != len(self._optimizers):
+            raise TrainingError(
+                "the state is of another optimizer",
+                expected=self._settings.optimizer,
+                fix="Resume with the training.optimizer it was started with, or start anew.",
+            )
         load_trainable(self._drafter, state["weights"], source="the training state")
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizers.load_state_dict(state["optimizers"])
         mine = ranks[self._accelerator.process_index]
         self._generator.set_state(mine["generator"])
         self.progress = Progress.load(state["progress"])
@@ -218,8 +218,7 @@ class Loop:
         share = self._schedule.share_done(
             step=progress.step, num_consumed=progress.num_consumed, elapsed_s=progress.elapsed_s
         )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._schedule.rate(share) * group["lr_scale"]
+        self._optimizers.set_learning_rate(self._schedule.rate(share))
         pack = pack.to(self._accelerator.device)
         blocks = choose_blocks(
             pack,
@@ -240,8 +239,7 @@ class Loop:
                 got=f"loss {float(scores.loss):.4g}, gradient norm {float(norm):.4g}, samples {list(pack.sample_ids)}",
                 fix="Lower training.learning_rate, or look at these samples.",
             )
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizers.step()
         window.add(scores, float(norm))
         self._ticker.update(self._line(window))
 
@@ -269,7 +267,7 @@ class Loop:
                 loss=window.loss / window.num_steps,
                 acceptance_length=window.accepted / window.num_steps,
                 expected_acceptance_length=window.expected / window.num_steps,
-                learning_rate=self._optimizer.param_groups[0]["lr"],
+                learning_rate=self._optimizers.learning_rate,
                 grad_norm=window.grad_norm / window.num_steps,
                 wait_share=min(1.0, (progress.wait_s - window.waited_s) / span_s),
             )
@@ -308,7 +306,7 @@ class Loop:
         if self._accelerator.is_main_process:
             state = {
                 "weights": trainable_state(self._drafter),
-                "optimizer": self._optimizer.state_dict(),
+                "optimizers": self._optimizers.state_dict(),
                 "ranks": ranks,
                 "progress": self.progress.dump(),
             }
@@ -332,12 +330,3 @@ class Loop:
         if self._accelerator.num_processes == 1:
             return self._should_stop()
         return bool(max(gather_object([self._should_stop()])))
-
-
-def _parameter_groups(drafter: Any, settings: TrainingSettings) -> list[dict[str, Any]]:
-    """The backbone, and the heads that start from nothing even where the backbone starts from the target."""
-    parameters = [(name, value) for name, value in drafter.named_parameters() if value.requires_grad]
-    heads = [value for name, value in parameters if name.startswith(("markov_head.", "confidence_head."))]
-    backbone = [value for name, value in parameters if not name.startswith(("markov_head.", "confidence_head."))]
-    groups = [{"params": backbone, "lr_scale": 1.0}, {"params": heads, "lr_scale": settings.heads_lr_scale}]
-    return [group for group in groups if group["params"]]

@@ -66,16 +66,20 @@ def test_it_learns_and_hands_back_the_best_weights(
     assert all(torch.equal(value, best[name]) for name, value in trainable_state(drafter).items())
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_resumed_run_has_the_losses_of_the_undisturbed_one(
-    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path, optimizer: str
 ) -> None:
-    whole = make_loop(make_drafter(), packs, tmp_path / "whole", tiny_target)
+    settings = SETTINGS.model_copy(update={"optimizer": optimizer})
+    whole = make_loop(make_drafter(), packs, tmp_path / "whole", tiny_target, settings)
     whole.run(iter(packs))
     asked = iter(range(100))
-    stopped = make_loop(make_drafter(), packs, tmp_path / "cut", tiny_target, should_stop=lambda: next(asked) >= 3)
+    stopped = make_loop(
+        make_drafter(), packs, tmp_path / "cut", tiny_target, settings, should_stop=lambda: next(asked) >= 3
+    )
     with pytest.raises(TrainingStoppedError, match="step 3, state saved"):
         stopped.run(iter(packs))
-    resumed = make_loop(make_drafter(seed=9), packs, tmp_path / "cut", tiny_target)
+    resumed = make_loop(make_drafter(seed=9), packs, tmp_path / "cut", tiny_target, settings)
     state = StateFolder(tmp_path / "cut", keep=2).load_newest()
     assert state is not None
     resumed.restore(state)
@@ -114,3 +118,12 @@ def test_a_state_of_other_processes_is_refused(
     loop = make_loop(make_drafter(), packs, tmp_path, tiny_target)
     with pytest.raises(TrainingError, match="number of processes"):
         loop.restore({"ranks": [{}, {}]})
+
+
+def test_a_state_of_another_optimizer_is_refused(
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+) -> None:
+    loop = make_loop(make_drafter(), packs, tmp_path, tiny_target, SETTINGS.model_copy(update={"optimizer": "muon"}))
+    for state in ({"ranks": [{}], "optimizers": [{}]}, {"ranks": [{}], "optimizer": {}}):
+        with pytest.raises(TrainingError, match=r"another optimizer.*expected muon"):
+            loop.restore(state)
