@@ -193,6 +193,10 @@ class TrainingSettings(Settings):
     max_trainer_s: float | None = Field(default=None, gt=0, description="stop cleanly after this wall time")
     tokens_per_step: int = Field(default=768, ge=32)
     anchors_per_step: int = Field(default=96, ge=1)
+    blocks_in_prompts: bool = Field(
+        default=False,
+        description="draw blocks from prompts too, not from answers alone: more to learn from the same states",
+    )
     updates_per_pack: int = Field(
         default=1, ge=1, description="optimizer steps on each streamed pack, each with anchors drawn anew"
     )

@@ -9,14 +9,16 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import httpx
-import torch
 
 from components.contracts import StoreEndpoint
 from components.errors import StoreError
 from components.hidden_states.wire import run_prefix
+
+if TYPE_CHECKING:
+    import torch  # two seconds of every flow's start, for the sake of a name
 
 NOT_FOUND = -704
 _NOT_READY = -703

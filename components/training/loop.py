@@ -225,6 +225,7 @@ class Loop:
             num_draft_tokens=self._num_draft_tokens,
             num_anchors=settings.anchors_per_step,
             generator=self._generator,
+            in_prompts=settings.blocks_in_prompts,
         )
         progress.step += 1
         if blocks is None:  # nothing supervised survived the cut at tokens_per_step

@@ -128,15 +128,23 @@ class Blocks:
 
 
 def choose_blocks(
-    pack: Pack, *, num_draft_tokens: int, num_anchors: int | None, generator: torch.Generator | None = None
+    pack: Pack,
+    *,
+    num_draft_tokens: int,
+    num_anchors: int | None,
+    generator: torch.Generator | None = None,
+    in_prompts: bool = False,
 ) -> Blocks | None:
     """Anchors at supervised tokens that a supervised token follows; a random subset of `num_anchors`, or all.
+
+    `in_prompts` counts every token as supervised: the target's distribution is known after each of them.
 
     Returns:
         None where the pack has no such token.
     """
-    valid_TK = _supervised_runs(pack, num_draft_tokens)
-    candidates = torch.nonzero(pack.supervised_T & valid_TK[:, 0]).flatten()
+    supervised_T = torch.ones_like(pack.supervised_T) if in_prompts else pack.supervised_T
+    valid_TK = _supervised_runs(supervised_T, pack.bounds, num_draft_tokens)
+    candidates = torch.nonzero(supervised_T & valid_TK[:, 0]).flatten()
     if num_anchors is not None and len(candidates) > num_anchors:
         chosen = torch.randperm(len(candidates), generator=generator)[:num_anchors]
         candidates = candidates[chosen.to(candidates.device)].sort().values
@@ -154,14 +162,16 @@ def choose_blocks(
     return Blocks(anchors_N=candidates, valid_NK=valid_TK[candidates], spans=spans)
 
 
-def _supervised_runs(pack: Pack, num_draft_tokens: int) -> torch.Tensor:
+def _supervised_runs(
+    supervised_T: torch.Tensor, bounds: tuple[tuple[int, int], ...], num_draft_tokens: int
+) -> torch.Tensor:
     """[T, K] bool: whether tokens t+1 .. t+k exist in t's document and are all supervised."""
-    valid_TK = torch.zeros(pack.num_tokens, num_draft_tokens, dtype=torch.bool, device=pack.supervised_T.device)
-    for start, end in pack.bounds:
+    valid_TK = torch.zeros(len(supervised_T), num_draft_tokens, dtype=torch.bool, device=supervised_T.device)
+    for start, end in bounds:
         run = torch.ones(end - start, dtype=torch.bool, device=valid_TK.device)
         for k in range(1, num_draft_tokens + 1):
             shifted = torch.zeros_like(run)
-            shifted[: max(0, end - start - k)] = pack.supervised_T[start + k : end]
+            shifted[: max(0, end - start - k)] = supervised_T[start + k : end]
             run = run & shifted
             valid_TK[start:end, k - 1] = run
     return valid_TK

@@ -70,6 +70,15 @@ def test_a_subset_of_anchors_is_seeded_and_sorted() -> None:
     assert anchors[0] == anchors[1] == sorted(anchors[0]) and len(anchors[2]) == 3
 
 
+def test_blocks_in_prompts_start_anywhere_but_stay_within_their_document() -> None:
+    pack = one_pack()
+    blocks = choose_blocks(pack, num_draft_tokens=3, num_anchors=None, in_prompts=True)
+    assert blocks is not None
+    assert blocks.anchors_N.tolist() == [at for start, end in pack.bounds for at in range(start, end - 1)]
+    left = [end - 1 - at for start, end in pack.bounds for at in range(start, end - 1)]
+    assert blocks.valid_NK.sum(1).tolist() == [min(3, number) for number in left]
+
+
 def test_a_pack_without_supervision_has_no_blocks() -> None:
     pack = one_pack()
     pack.supervised_T.zero_()
