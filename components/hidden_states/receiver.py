@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -27,6 +26,7 @@ from components.hidden_states.checks import (
     check_payload,
     check_token_ids,
 )
+from components.hidden_states.clock import Clock
 from components.hidden_states.extraction_client import ExtractionClient
 from components.hidden_states.sample import Arrival, Entry, Identity, Sample, SampleRequest
 from components.hidden_states.statistics import StreamStatistics
@@ -62,6 +62,7 @@ class Receiver:
         stop: threading.Event,
         store_bytes: int,
         ring_bytes: int,
+        clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._identity = identity
@@ -72,6 +73,7 @@ class Receiver:
         self._lm_head = lm_head
         self._statistics = statistics
         self._stop = stop
+        self._clock = clock or Clock()
         self.credits = Credits(store_bytes)
         self.ring = Ring(ring_bytes)
         self.is_blocked_by_consumer = False
@@ -197,7 +199,7 @@ class Receiver:
         Raises:
             StoreError: three looks in a row failed.
         """
-        now = time.monotonic()
+        now = self._clock.now()
         if self._client is None or self._before is None or now - self._observed_at < _OBSERVE_EVERY_S:
             return
         self._observed_at = now
@@ -250,7 +252,8 @@ class Receiver:
                 if attempt == self._settings.max_retries:
                     raise
             self._statistics.num_retried += attempt < self._settings.max_retries
-            if self._stop.wait(min(_FIRST_BACKOFF_S * 2**attempt, _LONGEST_BACKOFF_S) if attempt else 0.0):
+            backoff_s = min(_FIRST_BACKOFF_S * 2**attempt, _LONGEST_BACKOFF_S) if attempt else 0.0
+            if self._clock.wait(self._stop, backoff_s):
                 return None
         assert fault is not None
         self._quarantine(arrival, fault)
@@ -301,7 +304,7 @@ class Receiver:
         """
         assert self._client is not None
         pointer = self._buffer.data_ptr() + region.start
-        deadline = time.monotonic() + min(_APPEAR_TIMEOUT_S, self._settings.request_timeout_s)
+        deadline = self._clock.now() + min(_APPEAR_TIMEOUT_S, self._settings.request_timeout_s)
         poll_s = _FIRST_POLL_S
         while (outcome := self._client.read_into(key, pointer, num_bytes)) != "read":
             if outcome == "broken":
@@ -311,9 +314,9 @@ class Receiver:
             if marker is not None:
                 self._client.remove(error_key(key))
                 raise FaultyStatesError("writer", "the engine could not store a sample", got=_marker_text(marker))
-            if time.monotonic() > deadline or self._stop.is_set():
+            if self._clock.now() > deadline or self._stop.is_set():
                 raise FaultyStatesError("missing", "a sample never appeared in the store, or was evicted", got=key)
-            time.sleep(poll_s)
+            self._clock.sleep(poll_s)
             poll_s = min(2 * poll_s, _LONGEST_POLL_S)
             self.observe()
         if self._is_checked_closely:  # a call to the master; its own count of bytes on disks is watched all the time
