@@ -191,7 +191,9 @@ class TrainingSettings(Settings):
     num_steps: int | None = Field(default=None, ge=1, description="None: epochs decide")
     num_epochs: int = Field(default=1, ge=1)
     max_trainer_s: float | None = Field(default=None, gt=0, description="stop cleanly after this wall time")
-    tokens_per_step: int = Field(default=768, ge=32)
+    tokens_per_step: int = Field(
+        default=768, ge=32, description="samples share a step up to this; a longer sample is a step of its own"
+    )
     anchors_per_step: int = Field(default=96, ge=1)
     blocks_in_prompts: bool = Field(
         default=False,

@@ -228,7 +228,7 @@ class Loop:
             in_prompts=settings.blocks_in_prompts,
         )
         progress.step += 1
-        if blocks is None:  # nothing supervised survived the cut at tokens_per_step
+        if blocks is None:  # no supervised token follows another
             return
         with self._accelerator.autocast():
             scores: BlockScores = self._objective(pack, blocks)

@@ -78,32 +78,31 @@ class Pack:
 def pack_samples(samples: Iterator[SampleLike], *, max_tokens: int) -> Iterator[Pack]:
     """Fill packs in the order of arrival; a sample that does not fit opens the next pack.
 
-    A sample longer than `max_tokens` is cut there: the states before the cut do not depend on what follows.
+    A sample longer than `max_tokens` is a pack of its own, whole: the engine's `max_model_len` bounds it.
     Samples are released once their states are copied into the pack.
     """
     waiting: list[SampleLike] = []
     num_tokens = 0
     for sample in samples:
-        length = min(len(sample.request.token_ids), max_tokens)
+        length = len(sample.request.token_ids)
         if waiting and num_tokens + length > max_tokens:
-            yield make_pack(waiting, max_tokens=max_tokens)
+            yield make_pack(waiting)
             waiting, num_tokens = [], 0
         waiting.append(sample)
         num_tokens += length
     if waiting:
-        yield make_pack(waiting, max_tokens=max_tokens)
+        yield make_pack(waiting)
 
 
-def make_pack(samples: list[SampleLike], *, max_tokens: int) -> Pack:
-    """One pack of all `samples`, each cut at `max_tokens`; the samples are released."""
-    lengths = [min(len(sample.request.token_ids), max_tokens) for sample in samples]
+def make_pack(samples: list[SampleLike]) -> Pack:
+    """One pack of all `samples`, which are released."""
+    lengths = [len(sample.request.token_ids) for sample in samples]
     ends = torch.tensor(lengths).cumsum(0).tolist()
-    parts = list(zip(samples, lengths, strict=True))
     pack = Pack(
-        token_ids_T=torch.cat([torch.from_numpy(s.request.token_ids[:n].astype(np.int64)) for s, n in parts]),
-        supervised_T=torch.cat([torch.from_numpy(s.request.loss_mask[:n].astype(np.bool_)) for s, n in parts]),
+        token_ids_T=torch.cat([torch.from_numpy(s.request.token_ids.astype(np.int64)) for s in samples]),
+        supervised_T=torch.cat([torch.from_numpy(s.request.loss_mask.astype(np.bool_)) for s in samples]),
         positions_T=torch.cat([torch.arange(n) for n in lengths]),
-        states_TLH=torch.cat([s.states_TLH[:n] for s, n in parts]),
+        states_TLH=torch.cat([s.states_TLH for s in samples]),
         bounds=tuple((end - n, end) for end, n in zip(ends, lengths, strict=True)),
         indices=tuple(s.request.index for s in samples),
         sample_ids=tuple(s.request.sample_id for s in samples),

@@ -1,4 +1,4 @@
-"""Packs and blocks: sizes, cuts, releases, anchors and which slots count."""
+"""Packs and blocks: sizes, releases, anchors and which slots count."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def test_packs_fill_in_order_and_never_exceed_their_size() -> None:
     assert all(s.released == [s.request.index] for s in samples)
 
 
-def test_a_sample_longer_than_a_pack_is_cut() -> None:
-    (pack,) = pack_samples(iter([sample(0, 25)]), max_tokens=10)
-    assert pack.num_tokens == 10 and pack.states_TLH.shape[0] == 10
+def test_a_sample_longer_than_a_pack_is_one_of_its_own() -> None:
+    packs = list(pack_samples(iter([sample(0, 4), sample(1, 25), sample(2, 3)]), max_tokens=10))
+    assert [pack.indices for pack in packs] == [(0,), (1,), (2,)]
+    assert packs[1].num_tokens == 25 and packs[1].states_TLH.shape[0] == 25
 
 
 def one_pack() -> Pack:
-    return make_pack([sample(0, 8), sample(1, 4)], max_tokens=20)
+    return make_pack([sample(0, 8), sample(1, 4)])
 
 
 def test_anchors_are_supervised_and_slots_end_with_their_document() -> None:
