@@ -14,7 +14,7 @@ from components.contracts import CheckpointRef, DatasetRef, TargetRef
 from components.errors import FingerprintMismatchError
 from components.hidden_states.store import sweep_run
 from components.serving.command import resolve_device
-from components.serving.engine import Engine
+from components.serving.keeper import EngineKeeper
 from components.training.job import TrainingJob, TrainingResult
 from components.training.launch import run_trainer
 from tasks.engines import extraction_engine, extraction_key
@@ -37,10 +37,16 @@ def train_on_stream(
     stream_run_id = f"{loop.recipe.target.name}-{uuid.uuid4().hex[:12]}"
     log = get_run_logger()
     with loop.stage("train") as clock:
-        engine = None
+        engine, keeper = None, None
         if loop.recipe.stream.mode != "offline":
             engine = extraction_engine(
                 loop, target, stream_run_id=stream_run_id, num_hidden_layers=_num_hidden_layers(Path(target.path))
+            )
+            keeper = EngineKeeper(
+                loop.engines,
+                extraction_key(target, stream_run_id),
+                engine,
+                on_restart=lambda number: log.warning("the extraction engine died; restart %d", number),
             )
         job = TrainingJob(
             drafter=loop.recipe.drafter,
@@ -65,7 +71,7 @@ def train_on_stream(
                 device=resolve_device(loop.recipe.engine),
                 on_line=log.info,
                 timeout_s=TRAINER_TIMEOUT_S,
-                check=lambda: _require_alive(engine),
+                check=keeper.check if keeper else None,
             )
         finally:
             if engine is not None:
@@ -90,11 +96,6 @@ def require_same_target(dataset: DatasetRef, target: TargetRef) -> None:
             expected=f"target {target.fingerprint.digest[:12]}",
             fix="Run the deployment curate-data for this target.",
         )
-
-
-def _require_alive(engine: Engine | None) -> None:
-    if engine is not None and not engine.is_alive():
-        engine.wait_ready()  # raises EngineError with the telling lines of its log
 
 
 def _num_hidden_layers(target_path: Path) -> int:

@@ -29,7 +29,6 @@ from components.hidden_states.sample import Entry, Identity
 from components.hidden_states.wire import VERSION
 
 IDENTITY_FILE = "identity.json"
-DTYPE = "bfloat16"
 
 
 class StateCache:
@@ -172,7 +171,7 @@ def _content(identity: Identity) -> dict[str, Any]:
         "fingerprint": identity.fingerprint.model_dump(mode="json"),
         "layer_ids": list(identity.layer_ids),
         "hidden_size": identity.hidden_size,
-        "dtype": DTYPE,
+        "dtype": identity.dtype,
     }
 
 

@@ -45,6 +45,7 @@ def check_header(
     sample: str,
     fingerprint: TargetFingerprint,
     layer_ids: tuple[int, ...],
+    dtype: str,
     shape: tuple[int, int, int],
 ) -> None:
     """Compare a sample's stamp with what was asked for.
@@ -55,7 +56,7 @@ def check_header(
     wanted: dict[str, tuple[object, object]] = {
         "fingerprint": (header.fingerprint, fingerprint.digest),
         "layers": (header.layer_ids, layer_ids),
-        "dtype": (header.dtype, "bfloat16"),
+        "dtype": (header.dtype, dtype),
         "shape": (header.shape, shape),
         "run": (header.run_id, run_id),
         "sample": (header.sample, sample),

@@ -6,7 +6,7 @@ heads, head size) and reads it back when a request ends. What this subclass adds
 - the client names the sample (`kv_transfer_params: {"hidden_states_key": NAME}`); requests without a name store
   nothing, nor do aborted ones, so a consumer that hangs up leaves nothing behind;
 - samples are written at the beginning of the next engine step, beside its forward pass, not after it;
-- hard pin: an unread sample is never evicted, a full store refuses (-200) instead;
+- in this engine's own memory, and hard-pinned: an unread sample is never evicted, a full store refuses (-200) instead;
 - a byte budget below the store's size: past it a sample is refused at once with an error marker, nothing queues;
 - a header with run id, fingerprint, layer ids, dtype, shape and checksum (`wire`);
 - samples nobody read for `orphan_ttl_s` are removed, so a consumer that was killed leaves an empty store.
@@ -31,9 +31,12 @@ from vllm.v1.request import RequestStatus
 
 from components.contracts import TargetFingerprint
 from components.errors import ConfigError
+from components.hidden_states.codec import quantize
 from components.hidden_states.held_keys import HeldKeys, RefusedError
 from components.hidden_states.wire import (
+    FLOAT8,
     HEADER_BYTES,
+    Layout,
     SampleHeader,
     checked_name,
     error_key,
@@ -79,14 +82,14 @@ class CpuDevice:
 class StampedStore(MooncakeHiddenStatesStore):
     """hs_connectors' store, writing our object format: pinned, stamped, within a budget."""
 
-    def __init__(self, config: MooncakeStoreConfig, *, stream: dict[str, Any], dtype: torch.dtype) -> None:
+    def __init__(self, config: MooncakeStoreConfig, *, stream: dict[str, Any]) -> None:
         super().__init__(config)
         fingerprint = TargetFingerprint.model_validate(stream["fingerprint"])
         self._run_id = checked_name(stream["run_id"], what="the run id")
         self._weights = fingerprint.weights
         self._fingerprint = fingerprint.digest
         self._layer_ids = tuple(stream["layer_ids"])
-        self._dtype = str(dtype).removeprefix("torch.")
+        self._dtype = str(stream["dtype"])
         self._orphan_ttl_s = float(stream["orphan_ttl_s"])
         self.held = HeldKeys(budget_bytes=int(stream["budget_bytes"]), orphan_ttl_s=self._orphan_ttl_s)
         self._pinned = ReplicateConfig()
@@ -102,6 +105,8 @@ class StampedStore(MooncakeHiddenStatesStore):
         if self.is_setup:
             return self
         super().setup()
+        # Else the master places samples in any engine's memory, and another engine's death is ours: status -800.
+        self._pinned.preferred_segment = self._require_store().get_hostname()
         threading.Thread(target=self._sweep_forever, name="hidden-states-sweep", daemon=True).start()
         return self
 
@@ -120,7 +125,7 @@ class StampedStore(MooncakeHiddenStatesStore):
         self.held.admit(key, place.num_bytes, store=store)
         try:
             buffer = self._staging_buffer("put", place.num_bytes)[: place.num_bytes]
-            _fill(buffer, states_TLH, tensors["token_ids"], place_tokens=place.tokens_offset)
+            _fill(buffer, states_TLH, tensors["token_ids"], place=place, dtype=self._dtype)
             header = self._header(key, shape=(num_tokens, num_layers, hidden_size), buffer=buffer)
             buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(pack_header(header)), dtype=torch.uint8)
             status = store.put_from(key, buffer.data_ptr(), place.num_bytes, self._pinned)
@@ -182,7 +187,7 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
             )
         config = MooncakeStoreConfig.from_dict(self._kv_transfer_config.get_from_extra_config("mooncake", {}))
         self._being_saved: set[str] = set()  # on every rank: what `get_finished` will have to report
-        self._store: StampedStore = StampedStore(config, stream=stream, dtype=self._hidden_state_dtype)
+        self._store: StampedStore = StampedStore(config, stream=stream)
 
     def _device(self) -> Any:
         if current_platform.is_cpu():
@@ -243,11 +248,19 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
         return saved, loaded
 
 
-def _fill(buffer: torch.Tensor, states_TLH: torch.Tensor, token_ids: torch.Tensor, *, place_tokens: int) -> None:
+def _fill(
+    buffer: torch.Tensor, states_TLH: torch.Tensor, token_ids: torch.Tensor, *, place: Layout, dtype: str
+) -> None:
     """Copy a sample into its staging buffer; bytes between the parts are zeroed so that the checksum is defined."""
-    num_bytes = states_TLH.numel() * states_TLH.element_size()
-    buffer[HEADER_BYTES : HEADER_BYTES + num_bytes].view(states_TLH.dtype).view(states_TLH.shape).copy_(states_TLH)
-    buffer[HEADER_BYTES + num_bytes : place_tokens].zero_()
-    tokens = buffer[place_tokens : place_tokens + 4 * token_ids.numel()].view(torch.int32)
-    tokens.copy_(token_ids)
-    buffer[place_tokens + 4 * token_ids.numel() :].zero_()
+    parts = [(place.tokens_offset, token_ids.to(torch.int32))]
+    if dtype == FLOAT8:
+        values_TLH, scales_TL = quantize(states_TLH)
+        parts += [(place.states_offset, values_TLH), (place.scales_offset, scales_TL)]
+    else:
+        parts += [(place.states_offset, states_TLH.to(getattr(torch, dtype)))]
+    end = place.states_offset
+    for offset, part in sorted(parts, key=lambda item: item[0]):
+        buffer[end:offset].zero_()
+        end = offset + part.numel() * part.element_size()
+        buffer[offset:end].view(part.dtype).view(part.shape).copy_(part)
+    buffer[end:].zero_()

@@ -18,6 +18,10 @@ from components.hidden_states.checks import FaultyStatesError
 _ResultT = TypeVar("_ResultT")
 
 
+class EngineAwayError(EngineError):
+    """Nothing answers at the engine's address, or it hung up: it died, or starts again."""
+
+
 class ExtractionClient:
     """Sends prompts as token ids and asks for one greedy token; the states themselves travel through the store.
 
@@ -52,7 +56,8 @@ class ExtractionClient:
     def request(self, *, index: int, name: str, token_ids: np.ndarray) -> Future[int]:
         """Start one request; the future gives the target's greedy next token after the last position.
 
-        The future raises EngineError (not reachable, broken, timed out) or FaultyStatesError (refused this sample).
+        The future raises EngineAwayError (not reachable), EngineError (broken, timed out) or FaultyStatesError (refused
+        this sample).
         """
         url = self._urls[index % len(self._urls)]
         return self._submit(self._extract(url, name=name, token_ids=token_ids))
@@ -106,7 +111,7 @@ class ExtractionClient:
                 "the extraction engine did not answer in time", got=url, expected=f"{self._timeout_s} s"
             ) from None
         except httpx.HTTPError as error:
-            raise EngineError("the extraction engine is not reachable", got=f"{url}: {error!r}") from None
+            raise EngineAwayError("the extraction engine is not reachable", got=f"{url}: {error!r}") from None
         return _next_token(response, url)
 
     async def _check_engine(self, url: str) -> None:

@@ -76,6 +76,7 @@ def extraction_args(
                 "run_id": checked_name(run_id, what="the run id"),
                 "fingerprint": fingerprint.model_dump(),
                 "layer_ids": list(layer_ids),
+                "dtype": settings.dtype,
                 "budget_bytes": store_bytes,
                 "orphan_ttl_s": settings.orphan_ttl_s,
             },

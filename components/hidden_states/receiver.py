@@ -12,26 +12,19 @@ import threading
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-import numpy as np
 import torch
 
 from components.errors import EngineError, FingerprintMismatchError, StoreError, StreamError
 from components.hidden_states.buffers import Credits, Region, Ring
 from components.hidden_states.cache import StateCache
-from components.hidden_states.checks import (
-    FaultyStatesError,
-    LayerVariance,
-    LmHeadCheck,
-    check_header,
-    check_payload,
-    check_token_ids,
-)
+from components.hidden_states.checks import FaultyStatesError, LayerVariance, LmHeadCheck
 from components.hidden_states.clock import Clock
-from components.hidden_states.extraction_client import ExtractionClient
+from components.hidden_states.extraction_client import EngineAwayError, ExtractionClient
+from components.hidden_states.read_buffer import ReadBuffer
 from components.hidden_states.sample import Arrival, Entry, Identity, Sample, SampleRequest
 from components.hidden_states.statistics import StreamStatistics
 from components.hidden_states.store import StoreClient
-from components.hidden_states.wire import Layout, error_key, layout, sample_name, store_key, unpack_header
+from components.hidden_states.wire import error_key, sample_name, store_key
 from components.settings import StreamSettings
 
 __all__ = ["Receiver", "SampleRequest"]
@@ -41,6 +34,7 @@ _OBSERVE_EVERY_S = 0.5
 _MAX_FAILED_LOOKS = 3
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.001, 0.02
 _APPEAR_TIMEOUT_S = 30.0  # the response comes before the write; a writer that neither wrote nor marked by then will not
+_SHORTEST_APPEAR_S = 1.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 5.0
 _HOPELESS = {"layers", "dtype", "fingerprint"}  # settings, not accidents: a retry gives the same
 
@@ -69,7 +63,6 @@ class Receiver:
         self._client = client
         self._engines = engines
         self._cache = cache
-        self._variance = variance
         self._lm_head = lm_head
         self._statistics = statistics
         self._stop = stop
@@ -78,18 +71,17 @@ class Receiver:
         self.ring = Ring(ring_bytes)
         self.is_blocked_by_consumer = False
         self._slots = threading.Semaphore(settings.requests_in_flight)
-        self._buffer = torch.empty(ring_bytes, dtype=torch.uint8)
-        self._bytes = memoryview(self._buffer.numpy())
+        self._buffer = ReadBuffer(identity, variance, num_bytes=ring_bytes)
         self._before = client.metrics() if client is not None else None  # what other runs hold is not ours
         self._observed_at = 0.0
         self._num_failed_looks = 0
         if client is not None:
-            client.register(self._buffer)
+            client.register(self._buffer.tensor)
 
     def close(self) -> None:
         """Unregister the buffer; views that are still held stay readable."""
         if self._client is not None:
-            self._client.unregister(self._buffer)
+            self._client.unregister(self._buffer.tensor)
 
     def send(self, request: SampleRequest, *, serial: int) -> Arrival | None:
         """Take credits and a slot, start the request; None when the stream ends meanwhile.
@@ -107,10 +99,9 @@ class Receiver:
                 got=f"token_ids {request.token_ids.shape}, loss_mask {request.loss_mask.shape}",
                 expected="two equal shapes (T,), T >= 1",
             )
-        identity = self._identity
-        place = layout(num_tokens=num_tokens, num_layers=len(identity.layer_ids), hidden_size=identity.hidden_size)
+        place = self._buffer.layout(request)
         arrival = Arrival(request=request, serial=serial, place=place, future=None)
-        if place.num_bytes > min(self.credits.capacity_bytes, self.ring.capacity_bytes):
+        if place.num_bytes > self.credits.capacity_bytes or self._buffer.num_bytes(place) > self.ring.capacity_bytes:
             return arrival
         arrival.cached = self._cache.find(request.token_ids) if self._cache is not None else None
         if arrival.cached is not None:
@@ -148,7 +139,7 @@ class Receiver:
         if arrival.future is None:
             self._quarantine(arrival, FaultyStatesError("too_large", "a sample exceeds half the budget"))
             return None
-        region = self._allocate(arrival.place.num_bytes)
+        region = self._allocate(self._buffer.num_bytes(arrival.place))
         if region is None:
             return None
         try:
@@ -168,17 +159,17 @@ class Receiver:
         that the samples behind it hold. It is forgotten, so the next pass streams it."""
         assert self._cache is not None
         try:
-            region = self._allocate(arrival.place.num_bytes)
+            region = self._allocate(self._buffer.num_bytes(arrival.place))
         finally:
             self._slots.release()
         if region is None:
             return None
-        view = self._view(region, arrival.place)
+        view = self._buffer.view(region, arrival.place)
         try:
             if entry.num_bytes != arrival.place.num_bytes:
                 raise FaultyStatesError("cache", "a cached sample has another size", got=entry.num_bytes)
             self._cache.read_into(entry, view)
-            states_TLH = self._check(arrival.request, view, name=None, region=region, place=arrival.place)
+            states_TLH = self._buffer.states(arrival.request, region, arrival.place, name=None)
         except StreamError as error:
             self.ring.release(region)
             self._cache.forget(arrival.request.token_ids)
@@ -236,8 +227,9 @@ class Receiver:
         return region
 
     def _try_repeatedly(self, arrival: Arrival, region: Region) -> Sample | None:
-        fault: FaultyStatesError | None = None
-        for attempt in range(self._settings.max_retries + 1):
+        """Until it is right, its retries are used up, or its engine is away for too long; an outage costs no retry."""
+        num_failed, attempt, away_since = 0, 0, None
+        while True:
             try:
                 future = arrival.future if attempt == 0 else self._request(arrival, attempt=attempt)
                 assert future is not None
@@ -245,19 +237,23 @@ class Receiver:
                 return None if token is None else self._read(arrival, region, attempt=attempt, engine_token=token)
             except FaultyStatesError as error:
                 self._refuse_hopeless(error)
-                fault = error
-                if error.reason == "refused":
-                    break
-            except EngineError:
-                if attempt == self._settings.max_retries:
+                num_failed, away_since = num_failed + 1, None
+                if error.reason == "refused" or num_failed > self._settings.max_retries:
+                    self._quarantine(arrival, error)
+                    return None
+            except EngineAwayError:
+                away_since = self._clock.now() if away_since is None else away_since
+                if self._clock.now() - away_since >= self._settings.engine_outage_s:
                     raise
-            self._statistics.num_retried += attempt < self._settings.max_retries
+            except EngineError:
+                num_failed, away_since = num_failed + 1, None
+                if num_failed > self._settings.max_retries:
+                    raise
+            self._statistics.num_retried += 1
             backoff_s = min(_FIRST_BACKOFF_S * 2**attempt, _LONGEST_BACKOFF_S) if attempt else 0.0
             if self._clock.wait(self._stop, backoff_s):
                 return None
-        assert fault is not None
-        self._quarantine(arrival, fault)
-        return None
+            attempt += 1
 
     def _request(self, arrival: Arrival, *, attempt: int) -> Future[int]:
         assert self._engines is not None
@@ -265,8 +261,12 @@ class Receiver:
             index=arrival.serial, name=self._name(arrival, attempt), token_ids=arrival.request.token_ids
         )
         self._statistics.request_started()
-        future.add_done_callback(lambda _: self._statistics.request_ended())
+        future.add_done_callback(lambda _: self._answered(arrival))
         return future
+
+    def _answered(self, arrival: Arrival) -> None:
+        arrival.answered_at = self._clock.now()
+        self._statistics.request_ended()
 
     def _result(self, future: Future[int]) -> int | None:
         """The engine's next token; None when the stream ends. The client bounds every request itself."""
@@ -281,14 +281,12 @@ class Receiver:
 
     def _read(self, arrival: Arrival, region: Region, *, attempt: int, engine_token: int) -> Sample:
         name = self._name(arrival, attempt)
-        key = store_key(self._identity.run_id, name)
         place = arrival.place
-        self._fetch(key, region, place.num_bytes)
-        view = self._view(region, place)
-        states_TLH = self._check(arrival.request, view, name=name, region=region, place=place)
+        self._fetch(arrival, region, name=name)
+        states_TLH = self._buffer.states(arrival.request, region, place, name=name)
         self._compare_with_target(arrival.request, states_TLH, engine_token=engine_token)
         if self._cache is not None:
-            self._cache.add(arrival.request.token_ids, view)
+            self._cache.add(arrival.request.token_ids, self._buffer.view(region, place))
         statistics = self._statistics
         statistics.num_samples += 1
         statistics.num_tokens += len(arrival.request.token_ids)
@@ -296,17 +294,26 @@ class Receiver:
         self.observe()
         return Sample(arrival.request, states_TLH, ring=self.ring, region=region)
 
-    def _fetch(self, key: str, region: Region, num_bytes: int) -> None:
+    def _fetch(self, arrival: Arrival, region: Region, *, name: str) -> None:
         """Wait for the object, copy it into the region and remove it from the store.
 
         Raises:
-            FaultyStatesError: 'writer' (the engine marked it), 'missing' (neither sample nor marker came), 'transfer'.
+            FaultyStatesError: 'writer' (the engine marked it), 'missing' (neither sample nor marker came), 'transfer',
+                'size' or what the header of an object of another size names.
         """
         assert self._client is not None
-        pointer = self._buffer.data_ptr() + region.start
-        deadline = self._clock.now() + min(_APPEAR_TIMEOUT_S, self._settings.request_timeout_s)
+        key, pointer = store_key(self._identity.run_id, name), self._buffer.pointer(region)
+        num_bytes = arrival.place.num_bytes
+        # From the answer on, not from now: of an engine that died nothing comes, however many wait in line for it.
+        answered_at = self._clock.now() if arrival.answered_at is None else arrival.answered_at
+        longest_s = min(_APPEAR_TIMEOUT_S, self._settings.request_timeout_s)
+        deadline = max(answered_at + longest_s, self._clock.now() + min(_SHORTEST_APPEAR_S, longest_s))
         poll_s = _FIRST_POLL_S
         while (outcome := self._client.read_into(key, pointer, num_bytes)) != "read":
+            if outcome == "other size":
+                data = self._client.read_small(key)
+                self._client.remove(key)
+                self._buffer.explain_size(data, arrival.request, name=name)
             if outcome == "broken":
                 self._client.remove(key)
                 raise FaultyStatesError("transfer", "a sample could not be read from the engine's memory", got=key)
@@ -327,37 +334,6 @@ class Receiver:
     def _is_checked_closely(self) -> bool:
         """One sample in `check_every` is."""
         return self._statistics.num_samples % self._settings.check_every == 0
-
-    def _view(self, region: Region, place: Layout) -> memoryview:
-        return self._bytes[region.start : region.start + place.num_bytes]
-
-    def _check(
-        self, request: SampleRequest, view: memoryview, *, name: str | None, region: Region, place: Layout
-    ) -> torch.Tensor:
-        """Check a sample that lies in the ring by itself; its states as a tensor view of it.
-
-        `name` None: it comes from the cache, so whichever run and attempt wrote it is right.
-        """
-        identity = self._identity
-        shape = (len(request.token_ids), len(identity.layer_ids), identity.hidden_size)
-        try:
-            header = unpack_header(view)
-        except FaultyStatesError:
-            raise
-        except StreamError as error:
-            raise FaultyStatesError("header", error.problem, got=error.got, expected=error.expected) from None
-        check_header(
-            header, run_id=header.run_id if name is None else identity.run_id,
-            sample=header.sample if name is None else name, fingerprint=identity.fingerprint,
-            layer_ids=identity.layer_ids, shape=shape,
-        )  # fmt: skip
-        check_payload(view, header)
-        stored_ids = np.frombuffer(view, dtype=np.int32, count=shape[0], offset=place.tokens_offset)
-        check_token_ids(stored_ids, request.token_ids)
-        start = region.start + place.states_offset
-        states_TLH = self._buffer[start : start + place.states_bytes].view(torch.bfloat16).view(shape)
-        self._variance.check(states_TLH)
-        return states_TLH
 
     def _compare_with_target(self, request: SampleRequest, states_TLH: torch.Tensor, *, engine_token: int) -> None:
         """Now and then: do the states lead to the target's own next tokens?"""

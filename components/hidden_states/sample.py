@@ -56,6 +56,8 @@ class Identity:
     fingerprint: TargetFingerprint
     layer_ids: tuple[int, ...]
     hidden_size: int
+    dtype: str = "bfloat16"
+    """On the wire; what the trainer gets is bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +77,7 @@ class Arrival:
     serial: int
     place: Layout
     future: Future[int] | None
+    answered_at: float | None = None
+    """When the engine answered last, by the stream's clock; its sample appears soon after, or never."""
     cached: Entry | None = None
     """Where it lies in the cache; it then has no credits and no future."""

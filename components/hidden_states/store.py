@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND = -704
 _NOT_READY = -703
+_BUFFER_TOO_SMALL = -600
 _WORDS = {
     -200: "the store is full (no segment has room)",
     -600: "the reader's buffer is smaller than the object",
@@ -36,7 +37,7 @@ _LOCAL_BUFFER_BYTES = 16 << 20  # for markers; samples go straight into register
 _CONNECT_TIMEOUT_S = 3.0
 _CLOSE_TIMEOUT_S = 5.0
 _ResultT = TypeVar("_ResultT")
-ReadOutcome = Literal["read", "absent", "broken"]
+ReadOutcome = Literal["read", "absent", "other size", "broken"]
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,15 @@ class StoreClient:
     def read_into(self, key: str, pointer: int, num_bytes: int) -> ReadOutcome:
         """Copy an object of `num_bytes` to an address inside a registered buffer.
 
-        'absent': not there, or still being written. 'broken': there, but the transfer failed or the size is another;
-        the memory it lies in belongs to an engine that may just have died.
+        'absent': not there, or still being written. 'other size': there, and larger or smaller. 'broken': there, but
+        the transfer failed; the memory it lies in belongs to an engine that may just have died.
         """
         status = self._call(self._store.get_into, key, pointer, num_bytes)
         if status == num_bytes:
             return "read"
-        return "absent" if status in (NOT_FOUND, _NOT_READY) else "broken"
+        if status in (NOT_FOUND, _NOT_READY):
+            return "absent"
+        return "other size" if status >= 0 or status == _BUFFER_TOO_SMALL else "broken"
 
     def read_small(self, key: str) -> bytes | None:
         """Bytes of a small object, such as an error marker; None if there is none."""

@@ -94,6 +94,7 @@ class HiddenStateStream:
             fingerprint=fingerprint,
             layer_ids=extraction_layer_ids(settings, num_hidden_layers=num_hidden_layers),
             hidden_size=hidden_size,
+            dtype=settings.dtype,
         )
         self._prefix = run_prefix(run_id, consumer)
         self._variance = LayerVariance(self._identity.layer_ids)

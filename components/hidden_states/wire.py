@@ -2,6 +2,7 @@
 
     offset 0      8 bytes magic, 4 bytes little-endian length, UTF-8 JSON of `SampleHeader`, zeros up to 1,024 bytes
     offset 1024   states_TLH, row-major, in the header's dtype
+    aligned 64    scales_TL, float32, of dtype float8_e4m3fn only
     aligned 64    token ids, int32, T of them
 
 Every length follows from (T, L, H, dtype), so a reader knows an object's size before it exists: credits and
@@ -23,7 +24,9 @@ from components.errors import ConfigError, StreamError
 VERSION = 1
 HEADER_BYTES = 1024
 ALIGN_BYTES = 64  # a cache line; also what tensors want to start on
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1}
+FLOAT8 = "float8_e4m3fn"
+"""The one dtype with scales (`codec`)."""
 _MAGIC = b"DSPKHS01"
 _LENGTH = struct.Struct("<I")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}")
@@ -49,6 +52,8 @@ class Layout:
 
     states_offset: int
     states_bytes: int
+    scales_offset: int
+    scales_bytes: int
     tokens_offset: int
     tokens_bytes: int
     num_bytes: int
@@ -57,10 +62,14 @@ class Layout:
 def layout(*, num_tokens: int, num_layers: int, hidden_size: int, dtype: str = "bfloat16") -> Layout:
     """Byte layout of a sample with states of shape (num_tokens, num_layers, hidden_size)."""
     states_bytes = num_tokens * num_layers * hidden_size * ITEM_BYTES[dtype]
-    tokens_offset = align(HEADER_BYTES + states_bytes)
+    scales_offset = align(HEADER_BYTES + states_bytes)
+    scales_bytes = 4 * num_tokens * num_layers if dtype == FLOAT8 else 0
+    tokens_offset = align(scales_offset + scales_bytes)
     return Layout(
         states_offset=HEADER_BYTES,
         states_bytes=states_bytes,
+        scales_offset=scales_offset,
+        scales_bytes=scales_bytes,
         tokens_offset=tokens_offset,
         tokens_bytes=4 * num_tokens,
         num_bytes=align(tokens_offset + 4 * num_tokens),

@@ -124,6 +124,11 @@ class Engine:
             num_draft_tokens=checkpoint.num_draft_tokens if checkpoint else 0,
         )
 
+    def is_ready(self) -> bool:
+        """Whether it answers /health now."""
+        with httpx.Client(timeout=1.0) as client:
+            return self._answers(client)
+
     def is_alive(self) -> bool:
         """Whether the engine's process runs (it may not answer yet)."""
         return self._process.poll() is None

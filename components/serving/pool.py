@@ -55,6 +55,28 @@ class EnginePool:
             self._engines[key] = engine
             return engine
 
+    def restart(self, key: str, *, number: int) -> Engine:
+        """Start the ended engine of `key` again, on its port, without waiting for it.
+
+        Args:
+            key: as given to `start`.
+            number: how often that happened; its log gets a name of its own, so that the last words are kept.
+
+        Raises:
+            PortInUseError, EngineError: as `Engine.start`.
+        """
+        with self._lock:
+            ended = self._engines[key]
+            ended.stop()
+            engine = Engine.start(
+                ended.spec,
+                log_path=self._logs_dir / f"{ended.spec.name}-restart-{number}.log",
+                fingerprint=None,
+                allow_unbound=True,  # whoever started it first was checked
+            )
+            self._engines[key] = engine
+            return engine
+
     def _take_port(self) -> int:
         # An engine binds its port long after its start, so a port once given is not free, whatever a probe says.
         port = free_port(start=self._next_port)

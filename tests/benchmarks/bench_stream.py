@@ -36,7 +36,7 @@ from tests.tiny_target import make_tiny_target
 FINGERPRINT = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
 RUN = "bench"
 SEGMENT_MIB = 512
-NUM_ROUNDS = 5
+NUM_ROUNDS = 3
 NUM_WORKERS = (1, 2, 4, 8)
 MIB = 1 << 20
 
@@ -64,7 +64,9 @@ def run() -> list[Figure]:
         folder = Path(name)
         return [
             *against_engine_and_loader(demo_target(folder), folder / "demo", loader_goal=1.25, label="demo"),
-            *against_engine_and_loader(tiny_target(folder), folder / "tiny", loader_goal=3.0, label="tiny"),
+            *against_engine_and_loader(
+                tiny_target(folder), folder / "tiny", loader_goal=3.0, label="tiny", is_engine_bound=False
+            ),
             *read_path(folder),
             *budgets(folder),
             memory(folder),
@@ -75,7 +77,7 @@ def demo_target(folder: Path) -> Target:
     """The demo's target and settings, prompts as long as its conversations."""
     recipe = load_recipe("demo")
     found = resolve_target(recipe.target, cache_dir=folder / "targets", engine=recipe.engine)
-    return Target(Path(found.path), 30, 576, recipe.stream, recipe.engine, _prompts(96, low=100, high=300))
+    return Target(Path(found.path), 30, 576, recipe.stream, recipe.engine, _prompts(192, low=100, high=300))
 
 
 def tiny_target(folder: Path) -> Target:
@@ -83,7 +85,7 @@ def tiny_target(folder: Path) -> Target:
     recipe = load_recipe("demo")
     settings = recipe.stream.model_copy(update={"aux_layer_ids": (1, 2, 3)})
     path = make_tiny_target(folder / "tiny-target")
-    return Target(path, 4, 64, settings, recipe.engine, _prompts(256, low=100, high=300))
+    return Target(path, 4, 64, settings, recipe.engine, _prompts(512, low=100, high=300))
 
 
 def _prompts(num: int, *, low: int, high: int) -> tuple[SampleRequest, ...]:
@@ -96,8 +98,13 @@ def _prompts(num: int, *, low: int, high: int) -> tuple[SampleRequest, ...]:
     )
 
 
-def against_engine_and_loader(target: Target, folder: Path, *, loader_goal: float, label: str) -> list[Figure]:
-    """Tokens per second to a trainer that costs nothing; rounds of the engine alone between those of the stream."""
+def against_engine_and_loader(
+    target: Target, folder: Path, *, loader_goal: float, label: str, is_engine_bound: bool = True
+) -> list[Figure]:
+    """Tokens per second to a trainer that costs nothing; rounds of the engine alone between those of the stream.
+
+    Against an engine that does nothing but answer HTTP, what a sample costs besides is told, and no goal is set.
+    """
     folder.mkdir()
     with running_master(folder) as master:
         with _engine(target, master.endpoint, folder, stored=True) as ours, _engine(target, None, folder) as plain:
@@ -109,7 +116,9 @@ def against_engine_and_loader(target: Target, folder: Path, *, loader_goal: floa
         loader = _best_loader(target, master.endpoint, folder)
     mine, engine = statistics.median(streamed[1:]), statistics.median(alone[1:])  # the first round warms both up
     return [
-        at_least(f"{label}_over_engine_alone", mine / engine, 0.93, "x"),
+        at_least(f"{label}_over_engine_alone", mine / engine, 0.93, "x")
+        if is_engine_bound
+        else Figure(name=f"{label}_over_engine_alone", value=mine / engine, unit="x", goal="-", ok=True),
         at_least(f"{label}_over_speculators_loader", mine / loader, loader_goal, "x"),
         at_most(f"{label}_trainer_wait_share", max(waits), 0.05, "of_wall_time"),
         Figure(name=f"{label}_stream", value=mine, unit="tok/s", goal="-", ok=True),

@@ -2,7 +2,8 @@
 
     python -m tests.benchmarks.stream_upstream ROWS ENGINE MASTER HIDDEN LAYERS WORKERS
 
-Prints one JSON line: tokens per second from the first batch on, its start-up left out.
+Prints one JSON line: tokens per second in the steady state. Left out are the batches that the workers brought while
+they started, and those of the end, where some have nothing left to do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ BATCH_TOKENS = 768
 
 
 def main(rows: str, engine_url: str, master: str, hidden_size: int, num_layers: int, num_workers: int) -> float:
-    """Tokens per second of one pass."""
+    """Tokens per second of one pass, between the first and the last batches of every worker."""
     import torch
     from hs_connectors.mooncake_store import MooncakeHiddenStatesStore, MooncakeStoreConfig
     from hs_connectors.transfer import MooncakeTransfer
@@ -36,13 +37,10 @@ def main(rows: str, engine_url: str, master: str, hidden_size: int, num_layers: 
     loader = _setup_dataloader(
         data, total_seq_len=BATCH_TOKENS, hidden_size=hidden_size, num_workers=num_workers, num_target_layers=num_layers
     )
-    num_tokens, started = 0, 0.0
-    for batch in loader:
-        if started == 0.0:  # the first batch brings the start of every worker with it
-            started = time.perf_counter()
-            continue
-        num_tokens += int((batch["document_ids"] >= 0).sum())
-    return num_tokens / (time.perf_counter() - started)
+    arrivals = [(time.perf_counter(), int((batch["document_ids"] >= 0).sum())) for batch in loader]
+    first, last = 2 * num_workers, len(arrivals) - num_workers
+    assert last - first >= 20, f"{len(arrivals)} batches are too few for {num_workers} workers"
+    return sum(tokens for _, tokens in arrivals[first + 1 : last]) / (arrivals[last - 1][0] - arrivals[first][0])
 
 
 if __name__ == "__main__":

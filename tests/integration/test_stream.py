@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,12 +16,14 @@ import pytest
 import torch
 from stream_services import FINGERPRINT, Master, free_port, make_requests, running_master, wait_until
 
-from components.errors import EngineError
+from components.errors import EngineError, StreamError
 from components.hidden_states.launch import extraction_args
 from components.hidden_states.store import StoreClient, count_run_keys
-from components.hidden_states.stream import HiddenStateStream, SampleRequest
+from components.hidden_states.stream import HiddenStateStream
 from components.serving.command import EngineSpec
 from components.serving.engine import Engine
+from components.serving.keeper import EngineKeeper
+from components.serving.pool import EnginePool
 from components.settings import EngineSettings, StreamSettings
 
 pytestmark = pytest.mark.integration
@@ -28,7 +32,7 @@ RUN = "run-1"
 ORPHAN_TTL_S = 3.0
 SETTINGS = StreamSettings(
     aux_layer_ids=(1, 2), budget_mib=16, requests_in_flight=8, request_timeout_s=30, max_retries=1, check_every=1,
-    min_lm_head_agreement=0.9, orphan_ttl_s=ORPHAN_TTL_S,
+    min_lm_head_agreement=0.9, orphan_ttl_s=ORPHAN_TTL_S, engine_outage_s=60,
 )  # fmt: skip
 # Smaller than the longest prompts, so that chunked prefill is part of the test.
 ENGINE = EngineSettings(
@@ -44,24 +48,37 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
 
 @pytest.fixture(scope="module")
 def engine(master: Master, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    args, environment = extraction_args(
-        settings=SETTINGS, num_hidden_layers=4, store=master.endpoint, run_id=RUN, fingerprint=FINGERPRINT,
-        segment_mib=64,
-    )  # fmt: skip
-    spec = EngineSpec(
-        name="extraction", model_path=str(tiny_target), served_model_name="t", settings=ENGINE, port=free_port(),
-        device="cpu", extra_args=tuple(args), extra_env=environment,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("engine")
+    with extraction_engine(master, tiny_target, tmp_path_factory.mktemp("engine"), SETTINGS) as engine:
+        yield engine
+
+
+@contextlib.contextmanager
+def extraction_engine(master: Master, target: Path, folder: Path, settings: StreamSettings) -> Iterator[Engine]:
+    spec = extraction_spec(master, target, settings)
     with Engine.start(spec, log_path=folder / "engine.log", fingerprint=None) as engine:
         yield engine.wait_ready()
 
 
+def extraction_spec(master: Master, target: Path, settings: StreamSettings) -> EngineSpec:
+    args, environment = extraction_args(
+        settings=settings, num_hidden_layers=4, store=master.endpoint, run_id=RUN, fingerprint=FINGERPRINT,
+        segment_mib=64,
+    )  # fmt: skip
+    return EngineSpec(
+        name="extraction", model_path=str(target), served_model_name="t", settings=ENGINE, port=free_port(),
+        device="cpu", extra_args=tuple(args), extra_env=environment,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def stream(master: Master, engine: Engine, tiny_target: Path) -> HiddenStateStream:
+    return stream_of(SETTINGS, master, engine, tiny_target)
+
+
+def stream_of(settings: StreamSettings, master: Master, engine: Engine, target: Path) -> HiddenStateStream:
     return HiddenStateStream(
-        SETTINGS, engine_urls=[engine.url], model="t", store=master.endpoint, run_id=RUN, fingerprint=FINGERPRINT,
-        num_hidden_layers=4, hidden_size=64, target_path=tiny_target,
+        settings, engine_urls=[engine.url], model="t", store=master.endpoint, run_id=RUN, fingerprint=FINGERPRINT,
+        num_hidden_layers=4, hidden_size=64, target_path=target,
     )  # fmt: skip
 
 
@@ -133,6 +150,29 @@ def test_lm_head_agrees_with_the_engines_own_tokens(stream: HiddenStateStream) -
     assert seen and seen[0]["stream_trainer_wait_share"] >= 0
 
 
+def test_eight_bits_on_the_wire_halve_the_bytes_and_cost_what_they_say(
+    master: Master, tiny_target: Path, tmp_path: Path
+) -> None:
+    # Random weights make near-ties of the logits, which eight bits decide anew.
+    settings = SETTINGS.model_copy(update={"dtype": "float8_e4m3fn", "min_lm_head_agreement": 0.5})
+    requests = make_requests(20, low=100, high=200)
+    with extraction_engine(master, tiny_target, tmp_path, settings) as engine:
+        with stream_of(settings, master, engine, tiny_target) as stream:
+            for sample in stream.stream(requests):
+                exact = hf_states(tiny_target, sample.request.token_ids, torch.float32)
+                usual_L = relative_error(hf_states(tiny_target, sample.request.token_ids, torch.bfloat16), exact)
+                error_L = relative_error(sample.states_TLH.float(), exact)
+                assert (error_L < (1.5 * usual_L).square().add(0.03**2).sqrt()).all(), error_L.tolist()
+                assert error_L.max() > 0.02  # they did travel in eight bits
+                sample.release()
+        report = stream.report()
+        assert report.num_samples == 20 and report.keys_left == 0
+        states_bytes = sum(len(request.token_ids) for request in requests) * 3 * 64
+        assert states_bytes < report.bytes_streamed < 1.5 * states_bytes + 20 * 1400
+        with stream_of(SETTINGS, master, engine, tiny_target) as other, pytest.raises(StreamError, match="dtype"):
+            next(other.stream(requests))
+
+
 def test_a_prompt_longer_than_the_engine_takes_is_quarantined(stream: HiddenStateStream) -> None:
     requests = make_requests(5)
     requests[2] = make_requests(1, low=1024, high=1025)[0]
@@ -194,21 +234,63 @@ def test_an_abandoned_run_leaves_nothing(stream: HiddenStateStream, master: Mast
     assert httpx.get(f"{engine.url}/health", timeout=5).is_success
 
 
-def test_a_killed_engine_ends_the_stream_in_bounded_time(
-    stream: HiddenStateStream, master: Master, engine: Engine
+def test_an_engine_killed_mid_batch_starts_again_and_no_sample_is_lost_or_given_twice(
+    master: Master, tiny_target: Path, tmp_path: Path
+) -> None:
+    spec = extraction_spec(master, tiny_target, SETTINGS)
+    requests = make_requests(120, low=100, high=300)
+    order: list[int] = []
+    with EnginePool(logs_dir=tmp_path, port_base=spec.port) as pool:
+        engine = pool.start("extract", lambda port: replace(spec, port=port), fingerprint=FINGERPRINT).wait_ready()
+        keeper = EngineKeeper(pool, "extract", engine)
+        keeper.check()
+        with checked_often(keeper), stream_of(SETTINGS, master, engine, tiny_target) as stream:
+            for sample in stream.stream(requests):
+                order.append(sample.request.index)
+                if sample.request.index == 20:
+                    kill_engine(engine)
+                sample.release()
+        report = stream.report()
+    assert keeper.num_restarts == 1
+    assert order == list(range(120))
+    assert report.num_samples == 120 and report.num_quarantined == 0 and report.num_retried > 0
+    assert report.keys_left == 0 and report.peak_bytes_held <= report.budget_bytes
+
+
+@contextlib.contextmanager
+def checked_often(keeper: EngineKeeper) -> Iterator[None]:
+    """As the trainer's launcher asks it, about once a second."""
+    ended = threading.Event()
+
+    def check() -> None:
+        while not ended.wait(0.5):
+            keeper.check()
+
+    thread = threading.Thread(target=check)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def kill_engine(engine: Engine) -> None:
+    root = psutil.Process(engine.identity.pid)
+    for process in [*root.children(recursive=True), root]:
+        process.kill()
+
+
+def test_a_killed_engine_that_stays_away_ends_the_stream_in_bounded_time(
+    master: Master, engine: Engine, tiny_target: Path
 ) -> None:
     """Last: the engine does not come back."""
-
-    def requests() -> Iterator[SampleRequest]:
-        yield from make_requests(200, low=300, high=900)
-
+    settings = SETTINGS.model_copy(update={"engine_outage_s": 3})
     started = 0.0
-    with pytest.raises(EngineError, match="not reachable"), stream:
-        for sample in stream.stream(requests()):
+    with pytest.raises(EngineError, match="not reachable"), stream_of(settings, master, engine, tiny_target) as stream:
+        for sample in stream.stream(make_requests(200, low=300, high=900)):
             if sample.request.index == 3:
-                root = psutil.Process(engine.identity.pid)
-                for process in [*root.children(recursive=True), root]:
-                    process.kill()
+                kill_engine(engine)
                 started = time.monotonic()
             sample.release()
     assert time.monotonic() - started < 60

@@ -25,7 +25,7 @@ from components.settings import StreamSettings
 pytestmark = pytest.mark.integration
 
 SETTINGS = StreamSettings(
-    aux_layer_ids=(1, 2), budget_mib=16, requests_in_flight=8, request_timeout_s=5, max_retries=2,
+    aux_layer_ids=(1, 2), budget_mib=16, requests_in_flight=8, request_timeout_s=5, max_retries=2, engine_outage_s=3,
     max_quarantine_share=0.1,
 )  # fmt: skip
 RUN = "faults"

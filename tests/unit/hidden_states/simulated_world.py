@@ -20,6 +20,8 @@ from components.contracts import TargetFingerprint
 from components.errors import EngineError, StoreError
 from components.hidden_states import wire
 from components.hidden_states.clock import Clock
+from components.hidden_states.codec import dequantize_into, quantize
+from components.hidden_states.extraction_client import EngineAwayError
 from components.hidden_states.held_keys import HeldKeys, RefusedError
 from components.hidden_states.sample import Identity
 from components.hidden_states.store import StoreMetrics
@@ -114,7 +116,7 @@ class SimulatedStore:
         if data is None:
             return "absent"
         if len(data) != num_bytes:
-            return "broken"
+            return "other size"
         ctypes.memmove(pointer, data, num_bytes)
         return "read"
 
@@ -174,12 +176,20 @@ class SimulatedEngine:
 
     `fault(name)` names what goes wrong with a request: None; 'flip', 'nan', 'tokens', 'zero' (a damaged sample); 'late'
     (written long after the answer), 'silent' (never), 'error' (a marker), 'timeout', 'timeout-late' (the client gives
-    up, the sample appears all the same), 'down' (not reachable).
+    up, the sample appears all the same), 'failed' (an answer that is none), 'down' (not reachable).
     """
 
     def __init__(
-        self, clock: VirtualClock, store: SimulatedStore, *, budget_bytes: int, timeout_s: float, orphan_ttl_s: float
+        self,
+        clock: VirtualClock,
+        store: SimulatedStore,
+        *,
+        dtype: str,
+        budget_bytes: int,
+        timeout_s: float,
+        orphan_ttl_s: float,
     ) -> None:
+        self._dtype = dtype
         self.clock, self.store, self._timeout_s = clock, store, timeout_s
         self._budget_bytes, self._orphan_ttl_s = budget_bytes, orphan_ttl_s
         self.fault: Callable[[str], str | None] = lambda name: None
@@ -188,18 +198,20 @@ class SimulatedEngine:
         self._open: list[tuple[str, SimulatedFuture]] = []
         self._cancelled: set[str] = set()
         self._life = 0
+        self._back_at = 0.0
         self._held = self._new_held()
         clock.after(SWEEP_EVERY_S, self._sweep)
 
-    def crash(self) -> None:
-        """End without a word: requests break, what the engine's memory held is gone; a new one takes its place."""
+    def crash(self, away_s: float) -> None:
+        """End without a word: requests break, what the engine's memory held is gone; a new one is there later."""
         self._life += 1
+        self._back_at = self.clock.now() + away_s
         for key in self._written:
             self.store.objects.pop(key, None)
         self._written.clear()
         self._held = self._new_held()
         for _, future in self._take_open():
-            future.finish(EngineError("the extraction engine is not reachable"))
+            future.finish(EngineAwayError("the extraction engine is not reachable"))
 
     def cancel_all(self) -> None:
         """The client hangs up: open requests are aborted and store nothing."""
@@ -210,13 +222,18 @@ class SimulatedEngine:
     def request(self, *, index: int, name: str, token_ids: np.ndarray) -> SimulatedFuture:
         self.names.append(name)
         fault, life, future = self.fault(name), self._life, SimulatedFuture(self.clock)
+        if self.clock.now() < self._back_at:
+            future.finish(EngineAwayError("the extraction engine is not reachable"))
+            return future
         self._open.append((name, future))
 
         def answer() -> None:
             if future.is_done:
                 return
             if fault == "down":
-                future.finish(EngineError("the extraction engine is not reachable"))
+                future.finish(EngineAwayError("the extraction engine is not reachable"))
+            elif fault == "failed":
+                future.finish(EngineError("the extraction engine failed"))
             elif fault in ("timeout", "timeout-late"):
                 future.finish(EngineError("the extraction engine did not answer in time"))
             else:
@@ -228,7 +245,7 @@ class SimulatedEngine:
 
         answer_s = self._timeout_s if fault in ("timeout", "timeout-late") else 0.1 + 0.01 * (len(token_ids) % 7)
         self.clock.after(answer_s, answer)
-        if fault not in ("silent", "down", "timeout"):
+        if fault not in ("silent", "down", "failed", "timeout"):
             self.clock.after(answer_s + (40.0 if fault == "late" else 0.02), write)
         return future
 
@@ -249,7 +266,7 @@ class SimulatedEngine:
         if fault == "error":
             self._mark(key, "injected")
             return
-        data = sample_object(name, token_ids, fault)
+        data = sample_object(name, token_ids, fault, self._dtype)
         try:
             self._held.admit(key, len(data), store=self.store)
         except RefusedError as refused:
@@ -270,6 +287,14 @@ class SimulatedEngine:
             self._written.add(marker)
 
 
+def delivered_states(token_ids: np.ndarray, dtype: str) -> torch.Tensor:
+    """What a reader must get: the states themselves, or what eight bits leave of them."""
+    states_TLH = states_of(token_ids)
+    if dtype == wire.FLOAT8:
+        dequantize_into(states_TLH, *quantize(states_TLH.clone()))
+    return states_TLH
+
+
 def states_of(token_ids: np.ndarray) -> torch.Tensor:
     """States that depend on the tokens, so that a mix-up of samples shows."""
     generator = torch.Generator().manual_seed(int(token_ids.astype(np.int64).sum()) * 4093 + len(token_ids))
@@ -277,7 +302,7 @@ def states_of(token_ids: np.ndarray) -> torch.Tensor:
     return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
 
-def sample_object(name: str, token_ids: np.ndarray, fault: str | None) -> bytes:
+def sample_object(name: str, token_ids: np.ndarray, fault: str | None, dtype: str) -> bytes:
     """The object of one sample, damaged as `fault` says."""
     states_TLH = states_of(token_ids)
     if fault == "nan":
@@ -285,16 +310,18 @@ def sample_object(name: str, token_ids: np.ndarray, fault: str | None) -> bytes:
     if fault == "zero":
         states_TLH[:, 0] = 0
     num_tokens, num_layers, hidden_size = states_TLH.shape
-    place = wire.layout(num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size)
+    place = wire.layout(num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size, dtype=dtype)
     buffer = torch.zeros(place.num_bytes, dtype=torch.uint8)
-    end = place.states_offset + place.states_bytes
-    buffer[place.states_offset : end].view(torch.bfloat16).view(states_TLH.shape).copy_(states_TLH)
+    values, scales_TL = quantize(states_TLH) if dtype == wire.FLOAT8 else (states_TLH, torch.empty(0))
+    for offset, part in ((place.states_offset, values), (place.scales_offset, scales_TL)):
+        end = offset + part.numel() * part.element_size()
+        buffer[offset:end].view(part.dtype).view(part.shape).copy_(part)
     ids = token_ids + 1 if fault == "tokens" else token_ids
     end = place.tokens_offset + place.tokens_bytes
     buffer[place.tokens_offset : end].view(torch.int32).copy_(torch.from_numpy(ids))
     header = wire.SampleHeader(
         run_id=IDENTITY.run_id, sample=name, weights=FINGERPRINT.weights, fingerprint=FINGERPRINT.digest,
-        layer_ids=IDENTITY.layer_ids, dtype="bfloat16", shape=(num_tokens, num_layers, hidden_size),
+        layer_ids=IDENTITY.layer_ids, dtype=dtype, shape=(num_tokens, num_layers, hidden_size),
         checksum=wire.payload_checksum(memoryview(buffer.numpy())),
     )  # fmt: skip
     buffer[: wire.HEADER_BYTES] = torch.frombuffer(bytearray(wire.pack_header(header)), dtype=torch.uint8)

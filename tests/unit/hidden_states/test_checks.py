@@ -105,7 +105,7 @@ def test_a_stamp_that_differs_is_refused(change: dict[str, object], reason: str)
         run_id="run", sample="0-a-1-0", weights="w", fingerprint=FINGERPRINT.digest, layer_ids=LAYERS,
         dtype="bfloat16", shape=(40, 4, 64), checksum="0",
     )  # fmt: skip
-    expected = {"run_id": "run", "sample": "0-a-1-0", "fingerprint": FINGERPRINT}
+    expected = {"run_id": "run", "sample": "0-a-1-0", "fingerprint": FINGERPRINT, "dtype": "bfloat16"}
     check_header(header, **expected, layer_ids=LAYERS, shape=(40, 4, 64))
     with pytest.raises(FaultyStatesError) as caught:
         check_header(header.model_copy(update=change), **expected, layer_ids=LAYERS, shape=(40, 4, 64))

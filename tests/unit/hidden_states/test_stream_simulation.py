@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,36 +16,38 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_world import IDENTITY, SimulatedEngine, SimulatedStore, VirtualClock, states_of
+from simulated_world import IDENTITY, SimulatedEngine, SimulatedStore, VirtualClock, delivered_states
 
 from components.errors import EngineError, StoreError, StreamError
 from components.hidden_states.checks import LayerVariance
 from components.hidden_states.receiver import Receiver
 from components.hidden_states.sample import Arrival, Sample, SampleRequest
 from components.hidden_states.statistics import StreamStatistics
-from components.hidden_states.wire import layout, run_prefix, store_key
+from components.hidden_states.wire import FLOAT8, layout, run_prefix, store_key
 from components.settings import StreamSettings
 
 STORE_BYTES, RING_BYTES = 8 * 1024, 10 * 1024
 SETTINGS = StreamSettings(
     aux_layer_ids=(1,), requests_in_flight=6, request_timeout_s=60, max_retries=2, max_quarantine_share=0.5,
-    orphan_ttl_s=90,
+    orphan_ttl_s=90, engine_outage_s=20,
 )  # fmt: skip
-LONGEST_RECEIVE_S = (SETTINGS.max_retries + 1) * (60 + 30 + 5) + 1
-FAULTS = ("flip", "nan", "tokens", "zero", "late", "silent", "error", "timeout", "timeout-late", "down")
+LONGEST_RECEIVE_S = (SETTINGS.max_retries + 1) * (60 + 30 + 5 + 20 + 5) + 1
+FAULTS = ("flip", "nan", "tokens", "zero", "late", "silent", "error", "timeout", "timeout-late", "failed", "down")
 
 
 class StreamUnderFaults(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
+    @initialize(dtype=st.sampled_from(["bfloat16", FLOAT8]))
+    def begin(self, dtype: str) -> None:
+        self.dtype = dtype
         self.clock = VirtualClock()
         self.store = SimulatedStore(capacity_bytes=24 * 1024)
         self.engine = SimulatedEngine(
-            self.clock, self.store, budget_bytes=STORE_BYTES, timeout_s=60, orphan_ttl_s=SETTINGS.orphan_ttl_s
-        )
+            self.clock, self.store, dtype=dtype, budget_bytes=STORE_BYTES, timeout_s=60,
+            orphan_ttl_s=SETTINGS.orphan_ttl_s,
+        )  # fmt: skip
         self.statistics = StreamStatistics(budget_bytes=STORE_BYTES + RING_BYTES)
         self.receiver = Receiver(
-            SETTINGS, identity=IDENTITY, client=self.store, engines=self.engine, cache=None,
+            SETTINGS, identity=replace(IDENTITY, dtype=dtype), client=self.store, engines=self.engine, cache=None,
             variance=LayerVariance(IDENTITY.layer_ids), lm_head=None, statistics=self.statistics,
             stop=threading.Event(), store_bytes=STORE_BYTES, ring_bytes=RING_BYTES, clock=self.clock,
         )  # type: ignore[arg-type]  # fmt: skip
@@ -71,7 +74,7 @@ class StreamUnderFaults(RuleBasedStateMachine):
             return next(remaining, None) if mine else planned(name)
 
         self.engine.fault = fault
-        size = layout(num_tokens=num_tokens, num_layers=2, hidden_size=IDENTITY.hidden_size).num_bytes
+        size = layout(num_tokens=num_tokens, num_layers=2, hidden_size=IDENTITY.hidden_size, dtype=self.dtype).num_bytes
         while not self.has_failed and self.receiver.credits.used_bytes + size > STORE_BYTES:
             self.receive()
         if self.has_failed:
@@ -99,7 +102,7 @@ class StreamUnderFaults(RuleBasedStateMachine):
         if sample is not None:
             newest = max(name for name in self.engine.names if name.rsplit("-", 2)[-2] == str(arrival.request.index))
             assert store_key(IDENTITY.run_id, newest) not in self.store.objects  # used once
-            assert torch.equal(sample.states_TLH, states_of(arrival.request.token_ids))
+            assert torch.equal(sample.states_TLH, delivered_states(arrival.request.token_ids, self.dtype))
             self.delivered.append(arrival.request.index)
             self.held.append(sample)
 
@@ -113,9 +116,9 @@ class StreamUnderFaults(RuleBasedStateMachine):
     def wait(self, duration_s: float) -> None:
         self.clock.sleep(duration_s)
 
-    @rule()
-    def crash_engine(self) -> None:
-        self.engine.crash()
+    @rule(away_s=st.floats(0, 40))
+    def crash_engine(self, away_s: float) -> None:
+        self.engine.crash(away_s)
 
     @rule(num_bytes=st.integers(0, 24 * 1024))
     def fill_with_another_run(self, num_bytes: int) -> None:

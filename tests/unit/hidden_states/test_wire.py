@@ -46,10 +46,19 @@ def test_layout_of_a_known_sample() -> None:
     assert place.num_bytes == 1_024 + 1_382_400 + 1_216
 
 
-@given(st.integers(1, 5_000), st.integers(1, 8), st.integers(1, 300))
-def test_parts_never_overlap(num_tokens: int, num_layers: int, hidden_size: int) -> None:
-    place = wire.layout(num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size)
-    assert place.states_offset + place.states_bytes <= place.tokens_offset
+def test_eight_bits_take_half_the_room_and_a_scale_per_token_and_layer() -> None:
+    place = wire.layout(num_tokens=300, num_layers=4, hidden_size=576, dtype="float8_e4m3fn")
+    assert place.states_bytes == 691_200
+    assert place.scales_bytes == 4 * 300 * 4
+    assert place.num_bytes == 1_024 + 691_200 + 4_800 + 1_216
+
+
+@given(st.integers(1, 5_000), st.integers(1, 8), st.integers(1, 300), st.sampled_from(["bfloat16", "float8_e4m3fn"]))
+def test_parts_never_overlap(num_tokens: int, num_layers: int, hidden_size: int, dtype: str) -> None:
+    place = wire.layout(num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size, dtype=dtype)
+    assert place.states_offset + place.states_bytes <= place.scales_offset
+    assert place.scales_offset + place.scales_bytes <= place.tokens_offset
+    assert place.scales_offset % wire.ALIGN_BYTES == 0
     assert place.tokens_offset + place.tokens_bytes <= place.num_bytes
     assert place.tokens_offset % wire.ALIGN_BYTES == place.num_bytes % wire.ALIGN_BYTES == 0
 
