@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import torch
@@ -27,7 +28,10 @@ from components.hidden_states.store import StoreClient
 from components.hidden_states.wire import error_key, sample_name, store_key
 from components.settings import StreamSettings
 
-__all__ = ["Receiver", "SampleRequest"]
+__all__ = ["READ_AHEAD", "Receiver", "SampleRequest"]
+
+READ_AHEAD = 4
+"""Samples being read at once, the next one included. A read of 1 MB waits longer than it works."""
 
 _TICK_S = 0.2
 _OBSERVE_EVERY_S = 0.5
@@ -40,7 +44,8 @@ _HOPELESS = {"layers", "dtype", "fingerprint"}  # settings, not accidents: a ret
 
 
 class Receiver:
-    """See the module's docstring. `send` runs on the feeder's thread, everything else on the receiver's."""
+    """See the module's docstring. `send` runs on the feeder's thread, everything else on the receiver's, but for reads
+    ahead: they wait for the store and the network, not for a core, so a few of them go on at once."""
 
     def __init__(
         self,
@@ -75,11 +80,13 @@ class Receiver:
         self._before = client.metrics() if client is not None else None  # what other runs hold is not ours
         self._observed_at = 0.0
         self._num_failed_looks = 0
+        self._readers = ThreadPoolExecutor(READ_AHEAD - 1, thread_name_prefix="hidden-states-reader")
         if client is not None:
             client.register(self._buffer.tensor)
 
     def close(self) -> None:
-        """Unregister the buffer; views that are still held stay readable."""
+        """End the reads and unregister the buffer; views that are still held stay readable."""
+        self._readers.shutdown(cancel_futures=True)
         if self._client is not None:
             self._client.unregister(self._buffer.tensor)
 
@@ -127,6 +134,24 @@ class Receiver:
                 return False
         return True
 
+    def read_ahead(self, arrival: Arrival) -> bool:
+        """Begin to read a sample before its turn; False where that has to wait for an engine or for the consumer.
+
+        To be asked in request order and not past the first False: regions of the ring are given in that order.
+        """
+        if arrival.fetched is not None:
+            return True
+        if arrival.future is None or not arrival.future.done() or arrival.future.cancelled():
+            return False
+        if arrival.future.exception() is not None:
+            return False
+        arrival.region = self.ring.allocate(self._buffer.num_bytes(arrival.place), timeout_s=0)
+        if arrival.region is None:
+            return False
+        name = self._name(arrival, attempt=0)
+        arrival.fetched = self._readers.submit(self._fetch, arrival, arrival.region, name=name, on_wait=lambda: None)
+        return True
+
     def receive(self, arrival: Arrival) -> Sample | None:
         """Read one sample, asking again when it is wrong; None when it was quarantined or the stream ends.
 
@@ -139,7 +164,7 @@ class Receiver:
         if arrival.future is None:
             self._quarantine(arrival, FaultyStatesError("too_large", "a sample exceeds half the budget"))
             return None
-        region = self._allocate(self._buffer.num_bytes(arrival.place))
+        region = arrival.region or self._allocate(self._buffer.num_bytes(arrival.place))
         if region is None:
             return None
         try:
@@ -282,9 +307,13 @@ class Receiver:
     def _read(self, arrival: Arrival, region: Region, *, attempt: int, engine_token: int) -> Sample:
         name = self._name(arrival, attempt)
         place = arrival.place
-        self._fetch(arrival, region, name=name)
+        if attempt == 0 and arrival.fetched is not None:
+            bytes_on_disk = arrival.fetched.result()
+        else:
+            bytes_on_disk = self._fetch(arrival, region, name=name, on_wait=self.observe)
+        self._statistics.bytes_on_disk += bytes_on_disk
         states_TLH = self._buffer.states(arrival.request, region, place, name=name)
-        self._compare_with_target(arrival.request, states_TLH, engine_token=engine_token)
+        self._compare_with_target(arrival, states_TLH, engine_token=engine_token)
         if self._cache is not None:
             self._cache.add(arrival.request.token_ids, self._buffer.view(region, place))
         statistics = self._statistics
@@ -294,8 +323,11 @@ class Receiver:
         self.observe()
         return Sample(arrival.request, states_TLH, ring=self.ring, region=region)
 
-    def _fetch(self, arrival: Arrival, region: Region, *, name: str) -> None:
+    def _fetch(self, arrival: Arrival, region: Region, *, name: str, on_wait: Callable[[], None]) -> int:
         """Wait for the object, copy it into the region and remove it from the store.
+
+        Returns:
+            How many of its bytes the store kept on a disk; looked up for some samples, 0 for the others.
 
         Raises:
             FaultyStatesError: 'writer' (the engine marked it), 'missing' (neither sample nor marker came), 'transfer',
@@ -325,19 +357,21 @@ class Receiver:
                 raise FaultyStatesError("missing", "a sample never appeared in the store, or was evicted", got=key)
             self._clock.sleep(poll_s)
             poll_s = min(2 * poll_s, _LONGEST_POLL_S)
-            self.observe()
-        if self._is_checked_closely:  # a call to the master; its own count of bytes on disks is watched all the time
-            self._statistics.bytes_on_disk += self._client.num_bytes_on_disk(key, num_bytes=num_bytes)
+            on_wait()
+        # A call to the master more; its own count of bytes on disks is watched all the time.
+        is_looked_up = self._is_checked_closely(arrival)
+        bytes_on_disk = self._client.num_bytes_on_disk(key, num_bytes=num_bytes) if is_looked_up else 0
         self._client.remove(key)
+        return bytes_on_disk
 
-    @property
-    def _is_checked_closely(self) -> bool:
+    def _is_checked_closely(self, arrival: Arrival) -> bool:
         """One sample in `check_every` is."""
-        return self._statistics.num_samples % self._settings.check_every == 0
+        return arrival.serial % self._settings.check_every == 0
 
-    def _compare_with_target(self, request: SampleRequest, states_TLH: torch.Tensor, *, engine_token: int) -> None:
+    def _compare_with_target(self, arrival: Arrival, states_TLH: torch.Tensor, *, engine_token: int) -> None:
         """Now and then: do the states lead to the target's own next tokens?"""
-        if self._lm_head is not None and self._is_checked_closely:
+        request = arrival.request
+        if self._lm_head is not None and self._is_checked_closely(arrival):
             self._lm_head.check(
                 states_TLH[:, -1], token_ids=request.token_ids, loss_mask=request.loss_mask,
                 engine_token=engine_token, greedy=request.greedy,

@@ -81,3 +81,6 @@ class Arrival:
     """When the engine answered last, by the stream's clock; its sample appears soon after, or never."""
     cached: Entry | None = None
     """Where it lies in the cache; it then has no credits and no future."""
+    region: Region | None = None
+    fetched: Future[int] | None = None
+    """Its first attempt being read ahead of its turn into `region`; gives the bytes the store kept on a disk."""

@@ -17,6 +17,7 @@ import secrets
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -29,7 +30,7 @@ from components.hidden_states.cache import StateCache
 from components.hidden_states.checks import LayerVariance, LmHead, LmHeadCheck
 from components.hidden_states.extraction_client import ExtractionClient
 from components.hidden_states.launch import extraction_layer_ids
-from components.hidden_states.receiver import Receiver
+from components.hidden_states.receiver import READ_AHEAD, Receiver
 from components.hidden_states.sample import Arrival, Identity, Sample, SampleRequest
 from components.hidden_states.statistics import StreamStatistics
 from components.hidden_states.store import StoreClient, sweep_run
@@ -262,24 +263,37 @@ class HiddenStateStream:
             arrivals.put(None)
 
     def _run_receiver(self, arrivals: SimpleQueue[Arrival | None], ready: SimpleQueue[object]) -> None:
-        """Receiver thread: read and check arrivals in order."""
-        assert self._receiver is not None
+        """Receiver thread: read and check arrivals in order, the next few being read meanwhile."""
+        receiver = self._receiver
+        assert receiver is not None
+        waiting: deque[Arrival | None] = deque()
         try:
             while not self._stop.is_set():
-                try:
-                    arrival = arrivals.get(timeout=_TICK_S)
-                except Empty:
-                    self._receiver.observe()
+                self._take_waiting(arrivals, waiting)
+                if not waiting:
+                    receiver.observe()
                     continue
-                if arrival is None:
+                for arrival in waiting:
+                    if arrival is None or not receiver.read_ahead(arrival):
+                        break
+                if (arrival := waiting.popleft()) is None:
                     break
-                sample = self._receiver.receive(arrival)
+                sample = receiver.receive(arrival)
                 if sample is not None:
                     ready.put(sample)
             ready.put(StreamError("the stream was closed while it was read") if self._stop.is_set() else _END)
         except BaseException as error:  # noqa: BLE001 - raised again on the consumer's thread
             self._stop.set()
             ready.put(error)
+
+    @staticmethod
+    def _take_waiting(arrivals: SimpleQueue[Arrival | None], waiting: deque[Arrival | None]) -> None:
+        """Fill `waiting` up to what may be read at once; wait a little only for the first."""
+        with contextlib.suppress(Empty):
+            if not waiting:
+                waiting.append(arrivals.get(timeout=_TICK_S))
+            while len(waiting) < READ_AHEAD and waiting[-1] is not None:
+                waiting.append(arrivals.get_nowait())
 
     def _next(self, ready: SimpleQueue[object]) -> object:
         """Next item for the consumer. The receiver's waits are bounded, so is this one."""
