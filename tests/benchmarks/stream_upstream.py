@@ -14,6 +14,8 @@ import time
 
 BATCH_TOKENS = 768
 """Of a packed batch: the demo trainer's packs, two at a time."""
+PREFETCH = 4
+"""Batches on order per worker, as speculators sets it."""
 
 
 def main(rows: str, engine_url: str, master: str, hidden_size: int, num_layers: int, num_workers: int) -> float:
@@ -38,7 +40,9 @@ def main(rows: str, engine_url: str, master: str, hidden_size: int, num_layers: 
         data, total_seq_len=BATCH_TOKENS, hidden_size=hidden_size, num_workers=num_workers, num_target_layers=num_layers
     )
     arrivals = [(time.perf_counter(), int((batch["document_ids"] >= 0).sum())) for batch in loader]
-    first, last = 2 * num_workers, len(arrivals) - num_workers
+    # Each worker has PREFETCH batches on order: before the first of them, and once no new ones are ordered, what
+    # arrives was in part made earlier.
+    first, last = PREFETCH * num_workers, len(arrivals) - PREFETCH * num_workers
     assert last - first >= 20, f"{len(arrivals)} batches are too few for {num_workers} workers"
     return sum(tokens for _, tokens in arrivals[first + 1 : last]) / (arrivals[last - 1][0] - arrivals[first][0])
 
