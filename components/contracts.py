@@ -233,6 +233,7 @@ class StreamReport(Record):
     num_quarantined: int
     quarantine_reasons: dict[str, int]
     trainer_wait_share: float = Field(description="share of trainer wall time spent waiting for states, 0 to 1")
+    engine_idle_share: float = Field(default=0.0, description="share of it in which no engine had a request, 0 to 1")
     tokens_per_s: float
     duration_s: float
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextvars
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -32,19 +32,8 @@ def progress_reporter(name: str) -> Progress:
     logged and the work goes on, as the log line already says the same.
     """
     logger = get_run_logger()
-    writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="progress")
-    artifact_ids: list[UUID] = []
+    show = progress_artifact(name)
     last_logged = float("-inf")
-
-    def write(percent: float) -> None:
-        try:
-            if artifact_ids:
-                update_progress_artifact(artifact_id=artifact_ids[0], progress=percent)
-            else:
-                artifact_id = create_progress_artifact(progress=percent, key=_key(name), description=name)
-                artifact_ids.append(cast(UUID, artifact_id))  # no event loop in this thread: never a coroutine
-        except Exception as error:  # noqa: BLE001 - any client failure; reported below
-            logger.warning("progress artifact of %s not written: %s", name, error)
 
     def report(what: str, num_done: int, num_total: int) -> None:
         nonlocal last_logged
@@ -53,10 +42,34 @@ def progress_reporter(name: str) -> Progress:
             return
         last_logged = time.monotonic()
         logger.info("%s: %s (%d/%d)", name, what, num_done, num_total)
-        percent = 100.0 * num_done / num_total if num_total else 100.0
-        writer.submit(contextvars.copy_context().run, write, percent)
+        show(100.0 * num_done / num_total if num_total else 100.0, f"{name}: {what}")
 
     return report
+
+
+def progress_artifact(name: str) -> Callable[[float, str], None]:
+    """Keeps one progress artifact of the current run at the percent and words it is called with.
+
+    See `progress_reporter` for how it is written.
+    """
+    logger = get_run_logger()
+    writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="progress")
+    artifact_ids: list[UUID] = []
+
+    def write(percent: float, words: str) -> None:
+        try:
+            if artifact_ids:
+                update_progress_artifact(artifact_id=artifact_ids[0], progress=percent, description=words)
+            else:
+                artifact_id = create_progress_artifact(progress=percent, key=_key(name), description=words)
+                artifact_ids.append(cast(UUID, artifact_id))  # no event loop in this thread: never a coroutine
+        except Exception as error:  # noqa: BLE001 - any client failure; reported below
+            logger.warning("progress artifact of %s not written: %s", name, error)
+
+    def show(percent: float, words: str) -> None:
+        writer.submit(contextvars.copy_context().run, write, percent, words)
+
+    return show
 
 
 def publish_markdown(key: str, markdown: str, *, description: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from prefect import task
@@ -17,9 +19,11 @@ from components.serving.command import resolve_device
 from components.serving.keeper import EngineKeeper
 from components.training.job import TrainingJob, TrainingResult
 from components.training.launch import run_trainer
+from tasks.artifacts import progress_artifact
 from tasks.engines import extraction_engine, extraction_key
 from tasks.loop import Loop
 
+_PERCENT = re.compile(r"training\s+(\d+) %")
 TRAINER_TIMEOUT_S = 7 * 24 * 3600.0
 
 
@@ -69,7 +73,7 @@ def train_on_stream(
             result = run_trainer(
                 job,
                 device=resolve_device(loop.recipe.engine),
-                on_line=log.info,
+                on_line=_shown(log.info),
                 timeout_s=TRAINER_TIMEOUT_S,
                 check=keeper.check if keeper else None,
             )
@@ -96,6 +100,18 @@ def require_same_target(dataset: DatasetRef, target: TargetRef) -> None:
             expected=f"target {target.fingerprint.digest[:12]}",
             fix="Run the deployment curate-data for this target.",
         )
+
+
+def _shown(log: Callable[[str], None]) -> Callable[[str], None]:
+    """Log the trainer's lines, and keep a progress artifact at the latest one that says how far it is."""
+    show = progress_artifact("training")
+
+    def on_line(line: str) -> None:
+        log(line)
+        if (match := _PERCENT.match(line)) is not None:
+            show(float(match[1]), line.strip())
+
+    return on_line
 
 
 def _num_hidden_layers(target_path: Path) -> int:

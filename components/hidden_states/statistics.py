@@ -33,18 +33,25 @@ class StreamStatistics:
     lm_head_share: float | None = None
     answer_share: float | None = None
     quarantined: Counter[str] = field(default_factory=Counter)
+    busy_s: float = 0.0
     _started_at: float | None = None
+    _busy_since: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def request_started(self) -> None:
         """A request went to an engine."""
         with self._lock:
+            if self.num_in_flight == 0:
+                self._busy_since = time.monotonic()
             self.num_in_flight += 1
 
     def request_ended(self) -> None:
         """It was answered, failed or was cancelled."""
         with self._lock:
             self.num_in_flight -= 1
+            if self.num_in_flight == 0 and self._busy_since is not None:
+                self.busy_s += time.monotonic() - self._busy_since
+                self._busy_since = None
 
     @property
     def num_quarantined(self) -> int:
@@ -70,6 +77,13 @@ class StreamStatistics:
         """Share of it that the consumer waited, 0 to 1."""
         return min(1.0, self.waited_s / self.duration_s) if self.duration_s > 0 else 0.0
 
+    @property
+    def engine_idle_share(self) -> float:
+        """Share of it in which no request was at any engine, 0 to 1."""
+        with self._lock:
+            busy_s = self.busy_s + (time.monotonic() - self._busy_since if self._busy_since is not None else 0.0)
+        return max(0.0, 1.0 - busy_s / self.duration_s) if self.duration_s > 0 else 0.0
+
     def live(self) -> dict[str, float]:
         """Figures for a metrics backend."""
         duration_s = max(self.duration_s, 1e-9)
@@ -85,6 +99,7 @@ class StreamStatistics:
             "stream_num_evicted": float(self.num_evicted),
             "stream_num_cached": float(self.num_cached),
             "stream_trainer_wait_share": self.wait_share,
+            "stream_engine_idle_share": self.engine_idle_share,
         }
         if self.lm_head_share is not None:
             values["stream_lm_head_agreement"] = self.lm_head_share
@@ -109,6 +124,7 @@ class StreamStatistics:
             num_quarantined=self.num_quarantined,
             quarantine_reasons=dict(self.quarantined),
             trainer_wait_share=self.wait_share,
+            engine_idle_share=self.engine_idle_share,
             tokens_per_s=self.num_tokens / duration_s if duration_s else 0.0,
             duration_s=duration_s,
         )

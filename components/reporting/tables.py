@@ -250,6 +250,7 @@ def _training(report: LifecycleReport) -> Iterator[Table]:
             ("hidden-state bytes on disk", f"{stream.bytes_on_disk:,}"),
             ("keys left in the store", f"{stream.keys_left:,}"),
             ("trainer waited", f"{stream.trainer_wait_share:.1%} of its time"),
+            ("engine without a request", f"{stream.engine_idle_share:.1%} of that time"),
             ("retried, quarantined", f"{stream.num_retried}, {stream.num_quarantined}"),
         ]
     if rows:
