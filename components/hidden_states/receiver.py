@@ -354,7 +354,9 @@ class Receiver:
                 self._client.remove(error_key(key))
                 raise FaultyStatesError("writer", "the engine could not store a sample", got=_marker_text(marker))
             if self._clock.now() > deadline or self._stop.is_set():
-                raise FaultyStatesError("missing", "a sample never appeared in the store, or was evicted", got=key)
+                raise FaultyStatesError(
+                    "missing", "a sample never appeared in the store, or was evicted", got=f"{key}{self._fill_level()}"
+                )
             self._clock.sleep(poll_s)
             poll_s = min(2 * poll_s, _LONGEST_POLL_S)
             on_wait()
@@ -363,6 +365,15 @@ class Receiver:
         bytes_on_disk = self._client.num_bytes_on_disk(key, num_bytes=num_bytes) if is_looked_up else 0
         self._client.remove(key)
         return bytes_on_disk
+
+    def _fill_level(self) -> str:
+        """An engine that finds no room for a sample may find none for its marker either: say how full the store is."""
+        assert self._client is not None
+        try:
+            metrics = self._client.metrics()
+        except StoreError:
+            return ""
+        return f"; the store is {100 * metrics.allocated_bytes / max(1, metrics.capacity_bytes):.0f} % full"
 
     def _is_checked_closely(self, arrival: Arrival) -> bool:
         """One sample in `check_every` is."""

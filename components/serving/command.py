@@ -30,6 +30,8 @@ LOSSY_WORDS = ("synthetic", "typical", "relaxed", "lenien", "posterior")
 """Parts of setting names under which engines accept draft tokens that the target would not have sampled."""
 
 PRELOADS = ("libtcmalloc_minimal.so.4", "libiomp5.so")
+KEEP_ALIVE_S = 600
+"""vLLM closes an idle connection after 5 s by default, as httpx does: a request sent at that moment is lost."""
 NOT_INHERITED = ("VLLM_CPU_KVCACHE_SPACE",)
 """Variables an engine must not get from its parent: this one takes whole GiB and overrides kv_cache_gib."""
 
@@ -152,6 +154,7 @@ def engine_environment(spec: EngineSpec, *, preloads: Sequence[str] | None = Non
         preloads: libraries to preload on CPU; None looks for tcmalloc and Intel's OpenMP on this machine.
     """
     environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_LOGGING_COLOR": "0"}
+    environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
     if Path(spec.model_path).is_dir():
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if spec.device == "cpu":

@@ -45,11 +45,14 @@ class Master:
         self.endpoint = StoreEndpoint(
             master_address=f"127.0.0.1:{rpc}", metrics_url=f"http://127.0.0.1:{metrics}/metrics"
         )
-        command = [str(Path(sys.executable).with_name("mooncake_master")), f"-rpc_port={rpc}"]
-        with log_path.open("w") as log:
-            self._process = subprocess.Popen(
-                [*command, f"-metrics_port={metrics}"], stdout=log, stderr=subprocess.STDOUT
-            )
+        program = str(Path(sys.executable).with_name("mooncake_master"))
+        self._command = [program, f"-rpc_port={rpc}", f"-metrics_port={metrics}"]
+        self._log_path = log_path
+        self.start()
+
+    def start(self) -> None:
+        with self._log_path.open("a") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
         wait_until(lambda: answers(self.endpoint.metrics_url), timeout_s=20)
 
     def kill(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -73,12 +75,23 @@ def test_engine_answers_counts_and_leaves_nothing(tiny_target: Path, tmp_path: P
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 5
         assert spec_decode_counters(engine.url)["generation_tokens"] == 5
+        assert_idle_connection_is_kept(engine)
         members = guard.session_members(pid)
         assert len(members) >= 2
     assert not engine.is_alive()
     assert [member for member in members if guard.process_start(member) is not None] == []
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{engine.url}/health")
+
+
+def assert_idle_connection_is_kept(engine: Engine) -> None:
+    """vLLM closes one after 5 s, which is when httpx stops using it: requests of a measurement were lost at times."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", engine.spec.port, timeout=30)) as connection:
+        connection.request("GET", "/v1/models")
+        assert connection.getresponse().read()
+        time.sleep(6)
+        connection.request("GET", "/v1/models")
+        assert connection.getresponse().read()
 
 
 def test_another_process_can_end_it(tiny_target: Path, tmp_path: Path) -> None:

@@ -223,6 +223,42 @@ def test_past_its_budget_the_engine_marks_instead_of_queueing_and_orphans_are_sw
     wait_until(lambda: count_run_keys(master.endpoint, RUN) == 0, timeout_s=4 * ORPHAN_TTL_S)
 
 
+def test_a_store_full_of_another_runs_keys_is_said_and_its_keys_are_left_alone(
+    master: Master, tiny_target: Path, engine: Engine
+) -> None:
+    """Neither a sample nor the marker that says so may find room."""
+    stream = stream_of(SETTINGS.model_copy(update={"request_timeout_s": 3}), master, engine, tiny_target)
+    with other_run(master) as keys:
+        with pytest.raises(StreamError, match=r"store full|the store is (9\d|100) % full"), stream:
+            for sample in stream.stream(make_requests(8, low=300, high=900)):
+                sample.release()
+        assert stream.report().keys_left == 0
+        client = StoreClient.connect(master.endpoint)
+        with contextlib.closing(client):
+            assert sorted(client.keys("other/")) == sorted(keys)
+            client.remove_prefix("other/")
+    with stream_of(SETTINGS, master, engine, tiny_target) as again:
+        assert len([sample.release() for sample in again.stream(make_requests(8, low=300, high=900))]) == 8
+
+
+@contextlib.contextmanager
+def other_run(master: Master) -> Iterator[list[str]]:
+    """Pinned objects of another run until the store takes no more, down to the size of a marker or two."""
+    from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master.endpoint.master_address) == 0
+    pinned, keys = ReplicateConfig(), []
+    pinned.with_hard_pin = True
+    for size in (1 << 20, 1 << 16):
+        while store.put(f"other/{len(keys)}", b"x" * size, pinned) == 0:
+            keys.append(f"other/{len(keys)}")
+    try:
+        yield keys
+    finally:
+        threading.Thread(target=store.close, daemon=True).start()
+
+
 def test_an_abandoned_run_leaves_nothing(stream: HiddenStateStream, master: Master, engine: Engine) -> None:
     with pytest.raises(KeyboardInterrupt), stream:
         for sample in stream.stream(make_requests(100, low=300, high=900)):

@@ -131,6 +131,7 @@ def test_cpu_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_LOGGING_COLOR": "0",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
@@ -147,7 +148,9 @@ def test_cpu_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_cuda_environment_of_a_hub_model_is_online_and_not_preloaded() -> None:
     spec = dataclasses.replace(SPEC, device="cuda", model_path="org/model")
-    assert set(engine_environment(spec)) == {"VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_LOGGING_COLOR"}
+    assert set(engine_environment(spec)) == {
+        "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_LOGGING_COLOR", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
+    }  # fmt: skip
 
 
 def test_preloads_exist_where_found() -> None:
