@@ -225,6 +225,9 @@ class TrainingSettings(Settings):
     checkpoint_every_steps: int = Field(default=100, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
     validate_every_steps: int = Field(default=100, ge=1)
+    early_stop_validations: int | None = Field(
+        default=None, ge=1, description="stop after this many validations without a longer acceptance; None: never"
+    )
     validation_anchors: int = Field(default=1024, ge=16, description="supervised tokens whose states stay in memory")
     log_every_steps: int = Field(default=10, ge=1)
     seed: int = 0

@@ -88,4 +88,4 @@ class TrainingResult(Record):
     trainer_s: float = Field(description="wall time of the loop, waits and validation included")
     wait_s: float = Field(description="of it, waiting for hidden states")
     draft_vocab_coverage: dict[str, float] = Field(description="share of supervised tokens by split; empty: not pruned")
-    stopped_by: str = Field(description="'data', 'steps' or 'time'")
+    stopped_by: str = Field(description="'data', 'steps', 'time' or 'acceptance'")

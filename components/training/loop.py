@@ -132,6 +132,7 @@ class Loop:
         self._ticker = ticker
         self._metrics = metrics
         self._should_stop = should_stop
+        self._has_stalled = False
         self.progress = Progress()
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -162,7 +163,7 @@ class Loop:
         """Train until data, steps or time end; the weights of longest acceptance are in the drafter afterwards.
 
         Returns:
-            What ended the run: 'data', 'steps' or 'time'.
+            What ended the run: 'data', 'steps', 'time' or 'acceptance' (it no longer grew).
 
         Raises:
             TrainingStoppedError: `should_stop` said so; the state is saved.
@@ -176,6 +177,8 @@ class Loop:
         while True:
             progress.elapsed_s = time.monotonic() - started
             stopped_by = self._schedule.stopped_by(step=progress.step, elapsed_s=progress.elapsed_s)
+            if stopped_by is None and self._has_stalled:
+                stopped_by = "acceptance"
             pack = None if stopped_by else self._next(packs)
             progress.elapsed_s = time.monotonic() - started
             if self._anyone_stops():
@@ -300,7 +303,16 @@ class Loop:
             if point.acceptance_length >= progress.best_acceptance:
                 progress.best_acceptance = point.acceptance_length
                 self._states.save_best(trainable_state(self._drafter))
+        self._has_stalled = bool(max(gather_object([self._stalls()])))
         self._accelerator.wait_for_everyone()
+
+    def _stalls(self) -> bool:
+        """Whether the last validations, as many as the recipe allows, all fell short of the best before them."""
+        patience, points = self._settings.early_stop_validations, self.progress.validation
+        if patience is None or len(points) <= patience:
+            return False
+        lengths = [point.acceptance_length for point in points]
+        return max(lengths[-patience:]) <= max(lengths[:-patience])
 
     def _save(self) -> None:
         ranks = gather_object([{"generator": self._generator.get_state(), "num_consumed": self.progress.num_consumed}])

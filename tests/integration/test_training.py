@@ -183,3 +183,33 @@ def test_a_warm_start_takes_the_parents_weights_and_vocabulary(job: TrainingJob,
     start, end = second.validation[0], first.checkpoint.expected_acceptance_length
     assert end is not None and start.acceptance_length == pytest.approx(end, abs=0.02)
     assert np.isfinite(second.curve[-1].loss)
+
+
+def test_a_cache_filled_while_training_trains_the_same_drafter_without_an_engine(
+    job: TrainingJob, tmp_path: Path
+) -> None:
+    hybrid = STREAM.model_copy(update={"mode": "hybrid", "cache_dir": str(tmp_path / "cache"), "cache_gib": 0.1})
+    first = run_trainer(job.model_copy(update={"stream": hybrid}), on_line=print, timeout_s=240)
+    assert first.stream.num_cached == 120 and first.stream.cache_bytes > 0  # the second epoch
+    offline = job.model_copy(
+        update={
+            "stream": hybrid.model_copy(update={"mode": "offline"}), "engine_urls": (),
+            "output_dir": str(tmp_path / "offline"),
+        }
+    )  # fmt: skip
+    second = run_trainer(offline, on_line=print, timeout_s=240)
+    assert second.stream.num_cached == second.stream.num_samples and second.stream.bytes_streamed == 0
+    losses = [[point.loss for point in result.curve] for result in (first, second)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert second.checkpoint.expected_acceptance_length == pytest.approx(first.checkpoint.expected_acceptance_length)
+
+
+def test_two_trainer_processes_share_one_engine_and_each_sample_is_trained_once(
+    job: TrainingJob, master: Master
+) -> None:
+    two = job.model_copy(update={"training": TRAINING.model_copy(update={"num_processes": 2, "num_epochs": 1})})
+    result = run_trainer(two, on_line=print, timeout_s=240)
+    assert result.stopped_by == "data" and np.isfinite(result.curve[-1].loss)
+    # Each has half of the samples; what the main one streamed besides is for validation.
+    assert 60 <= result.stream.num_samples < 120 and result.stream.num_quarantined == 0
+    assert count_run_keys(master.endpoint, run_id=RUN) == 0

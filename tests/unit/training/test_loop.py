@@ -14,6 +14,7 @@ from components.drafter.build import trainable_state
 from components.drafter.start import read_lm_head
 from components.errors import TrainingError
 from components.settings import TrainingSettings
+from components.training.job import ValidationPoint
 from components.training.loop import Loop, TrainingStoppedError
 from components.training.packing import Pack
 from components.training.state import StateFolder
@@ -98,6 +99,38 @@ def test_steps_and_time_end_a_run(
     no_time = SETTINGS.model_copy(update={"max_trainer_s": 1e-6})
     loop = make_loop(make_drafter(), packs, tmp_path / "time", tiny_target, no_time)
     assert loop.run(iter(packs)) == "time" and loop.progress.step == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "patience", "stalls"),
+    [
+        ([1.0, 1.2, 1.3], 2, False),
+        ([1.0, 1.3, 1.2, 1.25], 2, True),
+        ([1.0, 1.3, 1.2, 1.31], 2, False),
+        ([1.3, 1.3, 1.3], 2, True),  # as long is not longer
+        ([1.3, 1.2], 2, False),  # too early to tell
+        ([1.3, 1.2, 1.1, 1.0], None, False),
+    ],
+)
+def test_a_run_whose_acceptance_no_longer_grows_ends(
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path,
+    lengths: list[float], patience: int | None, stalls: bool,
+) -> None:  # fmt: skip
+    settings = SETTINGS.model_copy(update={"early_stop_validations": patience, "validate_every_steps": 1})
+    loop = make_loop(make_drafter(), packs, tmp_path, tiny_target, settings)
+    points = iter(lengths)
+
+    def measured(objective: object, *, step: int, elapsed_s: float) -> ValidationPoint:
+        return ValidationPoint(
+            step=step, elapsed_s=elapsed_s, acceptance_length=next(points, 9.0 + step), acceptance_interval=(0, 0),
+            walked_acceptance_length=1.0, expected_acceptance_length=1.0, acceptance_by_position=(0.1, 0.1, 0.1),
+            loss=1.0, num_anchors=1,
+        )  # fmt: skip
+
+    loop._validation.measure = measured  # type: ignore[union-attr, method-assign]
+    assert loop.run(iter(packs)) == ("acceptance" if stalls else "data")
+    if stalls:
+        assert loop.progress.step == len(lengths) - 1
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_samples_named(
