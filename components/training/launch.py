@@ -26,14 +26,18 @@ GRACE_S = 30.0
 
 
 def launch_command(job_path: Path, settings: TrainingSettings, device: Literal["cpu", "cuda"]) -> list[str]:
-    """The trainer's command line: plain Python for one process, `accelerate launch` for several or on GPUs."""
+    """The trainer's command line: plain Python for one process on CPU, torchrun for several, `accelerate launch` on GPUs.
+
+    `accelerate launch --cpu` starts one process, however many it is asked for, unless it finds MPI.
+    """
     if device == "cpu" and settings.num_processes == 1:
         return [sys.executable, "-m", MODULE, str(job_path)]
+    if device == "cpu":
+        ranks = ["--standalone", "--nproc_per_node", str(settings.num_processes)]
+        return [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", MODULE, str(job_path)]
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(settings.num_processes)]
     command += ["--num_machines", "1", "--dynamo_backend", "no", "--mixed_precision", settings.mixed_precision]
-    if device == "cpu":
-        command.append("--cpu")
-    elif settings.num_processes > 1:
+    if settings.num_processes > 1:
         command.append("--multi_gpu")
     return [*command, "--module", MODULE, str(job_path)]
 
@@ -63,6 +67,8 @@ def run_trainer(
     job_path = job.write(Path(job.output_dir) / "job.json")
     command = launch_command(job_path, job.training, device)
     environment = os.environ | {PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"} | (env or {})
+    if device == "cpu":
+        environment["ACCELERATE_USE_CPU"] = "true"  # on a machine with GPUs too
     last_lines: deque[str] = deque(maxlen=1)
 
     def keep(line: str) -> None:

@@ -47,7 +47,8 @@ def test_command_lines(tmp_path: Path) -> None:
     assert "--multi_gpu" in gpus and gpus[-3:] == ["--module", "components.training.main", str(path)]
     one = launch_command(path, TrainingSettings(), "cuda")
     assert "accelerate.commands.launch" in one and "--multi_gpu" not in one
-    assert "--cpu" in launch_command(path, TrainingSettings(num_processes=2), "cpu")
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    assert launch_command(path, TrainingSettings(num_processes=2), "cpu")[1:] == [*ranks, *tail]
 
 
 def fake_trainer(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
