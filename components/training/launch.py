@@ -26,7 +26,8 @@ GRACE_S = 30.0
 
 
 def launch_command(job_path: Path, settings: TrainingSettings, device: Literal["cpu", "cuda"]) -> list[str]:
-    """The trainer's command line: plain Python for one process on CPU, torchrun for several, `accelerate launch` on GPUs.
+    """The trainer's command line: plain Python for one process, torchrun for several on CPU, `accelerate launch`
+    on GPUs.
 
     `accelerate launch --cpu` starts one process, however many it is asked for, unless it finds MPI.
     """
