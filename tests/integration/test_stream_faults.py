@@ -446,6 +446,7 @@ while len(order) < len(requests):
             raise
         time.sleep(1)
 keys = httpx.get(master.endpoint.metrics_url.removesuffix("/metrics") + "/get_all_keys").text
+master.kill()
 print(json.dumps({"order": order, "keys": keys}), flush=True)
 os._exit(0)
 """,
