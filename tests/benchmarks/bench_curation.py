@@ -89,7 +89,7 @@ def scale(target: TargetRef, folder: Path) -> list[Figure]:
         at_least("rows_per_s_at_50k", small["rows_per_s"], 1500, "conversations/s"),
         at_most("peak_memory_at_500k", large["peak_mib"] / 1024, 4, "GiB"),
         at_most("peak_memory_at_50k", small["peak_mib"] / 1024, 4, "GiB"),
-        # Flat: ids and places of the rows, 60 bytes each; everything else of a row is on disk.
+        # What still grows are the ids and places of the rows and their order; everything else of a row is on disk.
         at_most("memory_growth", growth_bytes, 256, "B/conversation"),
     ]
 

@@ -36,10 +36,17 @@ def reason_of(states_TLH: torch.Tensor, variance: LayerVariance | None = None) -
     return caught.value.reason, str(caught.value)
 
 
+def passes(variance: LayerVariance, states_TLH: torch.Tensor) -> bool:
+    try:
+        variance.check(states_TLH)
+    except FaultyStatesError:
+        return False
+    return True
+
+
 def test_ordinary_states_pass() -> None:
     variance = LayerVariance(LAYERS)
-    for seed in range(20):
-        variance.check(random_states(seed=seed))
+    assert all(passes(variance, random_states(seed=seed)) for seed in range(20))
 
 
 def test_one_nan_is_found_and_named() -> None:
@@ -66,7 +73,14 @@ def test_zero_layer_is_found_and_named() -> None:
 def test_massive_activations_of_one_token_are_ordinary() -> None:
     states_TLH = random_states()
     states_TLH[0, :, 7] = 10_000
-    LayerVariance(LAYERS).check(states_TLH)
+    assert passes(LayerVariance(LAYERS), states_TLH)
+
+
+def test_finite_states_whose_variance_is_not_are_exploding() -> None:
+    states_TLH = random_states()
+    states_TLH[:, 1] *= 1e30
+    reason, message = reason_of(states_TLH)
+    assert reason == "exploding" and "layer 2" in message
 
 
 def test_a_layer_that_leaves_its_scale_is_found() -> None:

@@ -100,7 +100,7 @@ class StreamUnderFaults(RuleBasedStateMachine):
         finally:
             assert self.clock.now() - started <= LONGEST_RECEIVE_S
         if sample is not None:
-            newest = max(name for name in self.engine.names if name.rsplit("-", 2)[-2] == str(arrival.request.index))
+            newest = [name for name in self.engine.names if name.rsplit("-", 2)[-2] == str(arrival.request.index)][-1]
             assert store_key(IDENTITY.run_id, newest) not in self.store.objects  # used once
             assert torch.equal(sample.states_TLH, delivered_states(arrival.request.token_ids, self.dtype))
             self.delivered.append(arrival.request.index)
