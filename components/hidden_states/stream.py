@@ -4,6 +4,8 @@
                (thread)                                          (thread)
 
 With a cache on disk (`stream.mode`), samples that lie there take the road past the engine: feeder, receiver, ring.
+Whether one lies there is asked when it is its turn to be requested, so a sample that comes again within the feeder's
+lead is streamed twice.
 
 The feeder takes credits for a sample's bytes before it sends the prefill request. The receiver reads samples in
 request order into a ring of registered memory, removes their keys, checks them and gives the credits back. Credits

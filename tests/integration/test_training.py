@@ -190,7 +190,10 @@ def test_a_cache_filled_while_training_trains_the_same_drafter_without_an_engine
 ) -> None:
     hybrid = STREAM.model_copy(update={"mode": "hybrid", "cache_dir": str(tmp_path / "cache"), "cache_gib": 0.1})
     first = run_trainer(job.model_copy(update={"stream": hybrid}), on_line=print, timeout_s=240)
-    assert first.stream.num_cached == 120 and first.stream.cache_bytes > 0  # the second epoch
+    # The second epoch comes from the cache, but for samples it wants while their first epoch is still under way: the
+    # feeder runs ahead as far as credits go. With this seed 12 samples come back within 61 places, none within 19.
+    assert 108 <= first.stream.num_cached <= 120 and first.stream.cache_bytes > 0
+    assert first.stream.num_samples == 244  # however they came
     offline = job.model_copy(
         update={
             "stream": hybrid.model_copy(update={"mode": "offline"}), "engine_urls": (),
