@@ -176,6 +176,9 @@ class DrafterSettings(Settings):
     num_layers: int = Field(default=2, ge=1)
     block_size: int = Field(default=5, ge=2, description="anchor plus K = block_size - 1 draft tokens")
     markov_rank: int = Field(default=128, ge=0, description="0 switches the Markov head off")
+    markov_head: Literal["vanilla", "gated", "rnn"] = Field(
+        default="vanilla", description="vLLM serves vanilla only; the others can be trained and compared"
+    )
     confidence_head: bool = True
     draft_vocab_size: int | None = Field(default=None, ge=16, description="None: the target's own vocabulary")
     min_vocab_coverage: float = Field(default=0.98, gt=0, le=1, description="of supervised tokens in the dataset")
@@ -209,6 +212,12 @@ class TrainingSettings(Settings):
     updates_per_pack: int = Field(
         default=1, ge=1, description="optimizer steps on each streamed pack, each with anchors drawn anew"
     )
+    packs_per_step: int = Field(
+        default=1, ge=1, description="gradient accumulation: packs whose mean gradient makes one optimizer step"
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="compute each draft layer again going backward: less memory, more time"
+    )
     optimizer: Literal["adamw", "muon"] = Field(
         default="adamw", description="muon: for the backbone's matrices, AdamW for all else"
     )
@@ -218,7 +227,11 @@ class TrainingSettings(Settings):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     loss: dict[str, float] = Field(default={"kl": 1.0}, description="weights of ce, kl, tv (tv is half-L1)")
+    loss_decay: Literal["fixed", "dpace"] = Field(
+        default="fixed", description="weights of positions: exp(-(k-1)/gamma), or what hangs on each (D-PACE)"
+    )
     loss_gamma: float = Field(default=4.0, gt=0, description="decay of position weights exp(-(k-1)/gamma)")
+    dpace_alpha: float = Field(default=0.5, gt=0, le=1, description="smoothing of D-PACE's likelihoods; 1: none matter")
     confidence_weight: float = Field(default=1.0, ge=0)
     mixed_precision: Literal["no", "bf16"] = "bf16"
     num_processes: int = Field(default=1, ge=1)
@@ -231,6 +244,12 @@ class TrainingSettings(Settings):
     validation_anchors: int = Field(default=1024, ge=16, description="supervised tokens whose states stay in memory")
     log_every_steps: int = Field(default=10, ge=1)
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _one_way_to_count_steps(self) -> Self:
+        if self.updates_per_pack > 1 and self.packs_per_step > 1:
+            raise ValueError("updates_per_pack and packs_per_step cannot both be above 1")
+        return self
 
 
 class EvaluationSettings(Settings):

@@ -102,6 +102,7 @@ def _build(settings: DrafterSettings, layer_config: Any, target_path: Path, argu
     return DSparkDraftModel.from_training_args(
         layer_config,
         markov_rank=settings.markov_rank,
+        markov_head_type=settings.markov_head,
         enable_confidence_head=settings.confidence_head,
         confidence_head_with_markov=settings.confidence_head and settings.markov_rank > 0,
         **arguments,

@@ -41,11 +41,12 @@ class SlotTargets:
 
 @dataclass(frozen=True)
 class SlotScores:
-    """`loss` is the differentiable scalar. Per slot, without gradient: `overlap_S` = sum min(p, q), and `draft_S` and
-    `target_S`, the most probable draft ids under q and p."""
+    """`loss` is the differentiable scalar. Per slot, without gradient: `overlap_S` = sum min(p, q), `likelihood_S` =
+    q[argmax p], and `draft_S` and `target_S`, the most probable draft ids under q and p."""
 
     loss: torch.Tensor
     overlap_S: torch.Tensor
+    likelihood_S: torch.Tensor
     draft_S: torch.Tensor
     target_S: torch.Tensor
 
@@ -106,7 +107,7 @@ class _HeadLoss(torch.autograd.Function):
                     logits_CV = logits_CV + markov_CR @ bias_VR.T
                 chunk = _score(logits_CV.float(), _chunk_targets(targets, rows, head_VH), loss_weights, wants_grad)
                 loss += (chunk.loss_C * slot_weights_S[rows]).sum()
-                scores.append((chunk.overlap_C, chunk.draft_C, chunk.target_C))
+                scores.append((chunk.overlap_C, chunk.likelihood_C, chunk.draft_C, chunk.target_C))
                 if chunk.grad_CV is None:
                     continue
                 grad_CV = (chunk.grad_CV * slot_weights_S[rows, None]).to(dtype)
@@ -137,6 +138,7 @@ class _ChunkTargets:
 class _ChunkScores:
     loss_C: torch.Tensor
     overlap_C: torch.Tensor
+    likelihood_C: torch.Tensor
     draft_C: torch.Tensor
     target_C: torch.Tensor
     grad_CV: torch.Tensor | None
@@ -185,6 +187,7 @@ def _score(
     return _ChunkScores(
         loss_C=kl * kl_C + ce * ce_C + tv * (1 - overlap_C),
         overlap_C=true_overlap_C,
+        likelihood_C=torch.exp(-ce_C),
         draft_C=logits_CV.argmax(-1),
         target_C=targets.argmax_C,
         grad_CV=grad_CV,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from components.settings import TrainingSettings
 from components.training.job import CurvePoint, ValidationPoint
 from components.training.objective import BlockObjective, BlockScores
 from components.training.optimizers import Optimizers, build_optimizers
-from components.training.packing import Pack, choose_blocks
+from components.training.packing import Pack, choose_blocks, has_blocks
 from components.training.schedule import Schedule
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
@@ -75,12 +76,22 @@ class _Window:
     expected: float = 0.0
     grad_norm: float = 0.0
 
-    def add(self, scores: BlockScores, grad_norm: float) -> None:
+    def add(self, scored: list[BlockScores], grad_norm: float) -> None:
         self.num_steps += 1
-        self.loss += float(scores.loss.detach())
-        self.accepted += float(scores.match_NK.int().cumprod(1).sum(1).float().mean()) + 1
-        self.expected += float(scores.overlap_NK.cumprod(1).sum(1).mean()) + 1
+        for scores in scored:
+            self.loss += float(scores.loss) / len(scored)
+            self.accepted += (float(scores.match_NK.int().cumprod(1).sum(1).float().mean()) + 1) / len(scored)
+            self.expected += (float(scores.overlap_NK.cumprod(1).sum(1).mean()) + 1) / len(scored)
         self.grad_norm += grad_norm
+
+
+@dataclass
+class _Group:
+    """Packs of one step. The counts include packs without a block, which are not among `packs`."""
+
+    packs: list[Pack] = field(default_factory=list)
+    num_samples: int = 0
+    num_tokens: int = 0
 
 
 class Loop:
@@ -179,7 +190,7 @@ class Loop:
             stopped_by = self._schedule.stopped_by(step=progress.step, elapsed_s=progress.elapsed_s)
             if stopped_by is None and self._has_stalled:
                 stopped_by = "acceptance"
-            pack = None if stopped_by else self._next(packs)
+            group = _Group() if stopped_by else self._next(packs)
             progress.elapsed_s = time.monotonic() - started
             if self._anyone_stops():
                 self._save()
@@ -188,20 +199,19 @@ class Loop:
                     got=f"step {progress.step}, state saved",
                     fix="Run the job with resume to continue.",
                 )
-            if not self._everyone_has(pack):
+            if not self._everyone_has(group.packs):
                 break
-            assert pack is not None
             first_step = progress.step
             for _ in range(settings.updates_per_pack):
-                self._step(pack, window)
+                self._step(group.packs, window)
                 progress.elapsed_s = time.monotonic() - started
                 if progress.step % settings.log_every_steps == 0:
                     window = self._log(window)
                 if progress.step % settings.validate_every_steps == 0:
                     self._validate()
-            progress.num_consumed += len(pack.indices)
-            progress.num_tokens += pack.num_tokens * self._accelerator.num_processes
-            # Between packs only: a resumed run then continues at a place in the stream.
+            progress.num_consumed += group.num_samples
+            progress.num_tokens += group.num_tokens * self._accelerator.num_processes
+            # Between groups only: a resumed run then continues at a place in the stream.
             if progress.step // settings.checkpoint_every_steps > first_step // settings.checkpoint_every_steps:
                 self._save()
         if window.num_steps:
@@ -210,18 +220,41 @@ class Loop:
         progress.elapsed_s = time.monotonic() - started
         return stopped_by or "data"
 
-    def _next(self, packs: Iterator[Pack]) -> Pack | None:
-        waiting = time.monotonic()
-        pack = next(packs, None)
-        self.progress.wait_s += time.monotonic() - waiting
-        return pack
+    def _next(self, packs: Iterator[Pack]) -> _Group:
+        """The packs of the next step: fewer where the data end, none at their end.
 
-    def _step(self, pack: Pack, window: _Window) -> None:
+        Packs without a block are passed over here, because a process that skipped a step would leave the others
+        waiting for its gradients.
+        """
+        waiting, group = time.monotonic(), _Group()
+        for pack in packs:
+            group.num_samples += len(pack.indices)
+            group.num_tokens += pack.num_tokens
+            if has_blocks(pack, in_prompts=self._settings.blocks_in_prompts):
+                group.packs.append(pack)
+            if len(group.packs) == self._settings.packs_per_step:
+                break
+        self.progress.wait_s += time.monotonic() - waiting
+        return group
+
+    def _step(self, group: list[Pack], window: _Window) -> None:
         progress, settings = self.progress, self._settings
         share = self._schedule.share_done(
             step=progress.step, num_consumed=progress.num_consumed, elapsed_s=progress.elapsed_s
         )
         self._optimizers.set_learning_rate(self._schedule.rate(share))
+        progress.step += 1
+        scored = [self._backward(pack, share=1 / len(group), is_last=pack is group[-1]) for pack in group]
+        norm = self._accelerator.clip_grad_norm_(self._objective.parameters(), settings.max_grad_norm)
+        if not (all(bool(torch.isfinite(scores.loss)) for scores in scored) and torch.isfinite(norm)):
+            self._refuse_divergence(group, scored, norm=float(norm))
+        self._optimizers.step()
+        window.add(scored, float(norm))
+        self._ticker.update(self._line(window))
+
+    def _backward(self, pack: Pack, *, share: float, is_last: bool) -> BlockScores:
+        """Add the gradients of `share` times a pack's loss."""
+        settings = self._settings
         pack = pack.to(self._accelerator.device)
         blocks = choose_blocks(
             pack,
@@ -230,22 +263,28 @@ class Loop:
             generator=self._generator,
             in_prompts=settings.blocks_in_prompts,
         )
-        progress.step += 1
-        if blocks is None:  # no supervised token follows another
-            return
-        with self._accelerator.autocast():
-            scores: BlockScores = self._objective(pack, blocks)
-        self._accelerator.backward(scores.loss)
-        norm = self._accelerator.clip_grad_norm_(self._objective.parameters(), settings.max_grad_norm)
-        if not (torch.isfinite(scores.loss.detach()) and torch.isfinite(norm)):
-            raise TrainingError(
-                f"training diverged at step {progress.step}",
-                got=f"loss {float(scores.loss):.4g}, gradient norm {float(norm):.4g}, samples {list(pack.sample_ids)}",
-                fix="Lower training.learning_rate, or look at these samples.",
-            )
-        self._optimizers.step()
-        window.add(scores, float(norm))
-        self._ticker.update(self._line(window))
+        assert blocks is not None  # `_next` passed over such packs
+        # Processes average their gradients once a step.
+        with nullcontext() if is_last else self._accelerator.no_sync(self._objective):
+            with self._accelerator.autocast():
+                scores: BlockScores = self._objective(pack, blocks)
+            self._accelerator.backward(scores.loss * share)
+        return replace(scores, loss=scores.loss.detach())
+
+    def _refuse_divergence(self, group: list[Pack], scored: list[BlockScores], *, norm: float) -> None:
+        """Save the packs for a look, then end the run.
+
+        Raises:
+            TrainingError: always.
+        """
+        step = self.progress.step
+        path = self._states.save_batch([vars(pack) for pack in group], step=step)
+        raise TrainingError(
+            f"training diverged at step {step}",
+            got=f"losses {[round(float(scores.loss), 4) for scores in scored if scores]}, gradient norm {norm:.4g},"
+            f" samples {[name for pack in group for name in pack.sample_ids]}",
+            fix=f"Lower training.learning_rate, or look at these samples: {path}",
+        )
 
     def _line(self, window: _Window) -> str:
         progress = self.progress
@@ -333,11 +372,11 @@ class Loop:
         if best is not None:
             load_trainable(self._drafter, best, source="the best weights")
 
-    def _everyone_has(self, pack: Pack | None) -> bool:
+    def _everyone_has(self, packs: list[Pack]) -> bool:
         """Processes step together: the first to run out of packs ends the run for all."""
         if self._accelerator.num_processes == 1:
-            return pack is not None
-        return bool(min(gather_object([pack is not None])))
+            return bool(packs)
+        return bool(min(gather_object([bool(packs)])))
 
     def _anyone_stops(self) -> bool:
         if self._accelerator.num_processes == 1:

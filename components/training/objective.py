@@ -3,22 +3,26 @@
 It runs the modules of speculators' DFlash and DSpark models, but only where something depends on them: keys and values
 of all slots, queries of the last layer and logits at supervised slots only, target distributions once per position.
 
-Shapes: T tokens, N anchors, B = K + 1 slots of a block (slot 0 is the anchor), S supervised slots, H hidden.
+Shapes: T tokens, N anchors, B = K + 1 slots of a block (slot 0 is the anchor), S supervised slots, H hidden, R Markov
+rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.checkpoint import checkpoint
 
 from components.errors import ConfigError
 from components.settings import TrainingSettings
 from components.training.attention import block_attention, rotate
 from components.training.head_loss import LOSS_NAMES, SlotScores, SlotTargets, head_loss
+from components.training.markov import markov_features
 from components.training.packing import Blocks, Pack
 
 
@@ -79,8 +83,6 @@ class BlockObjective(nn.Module):
             raise ConfigError(
                 "the training loop has no objective for this drafter", got=algorithm, expected="dspark, dflash"
             )
-        if algorithm == "dspark" and drafter.markov_head is not None and drafter.markov_head.head_type != "vanilla":
-            raise ConfigError("markov head", got=drafter.markov_head.head_type, expected="vanilla")
         self.drafter = drafter
         self.settings = settings
         self.markov_head = getattr(drafter, "markov_head", None)
@@ -104,23 +106,13 @@ class BlockObjective(nn.Module):
             mass_T: the target's probability inside the draft vocabulary after each position; None counts it as 1.
         """
         slots = supervised_slots(blocks)
-        hidden_SH = self._backbone(pack, blocks, slots)
-        markov_SR = None
-        if self.markov_head is not None:
-            markov_SR = self.markov_head.prev_embeddings(pack.token_ids_T[slots.previous_S])
-        gamma = self.settings.loss_gamma
-        weights_S = torch.exp(-(slots.offset_S - 1) / gamma) / max(1, len(slots.offset_S))
+        hidden_SH, hidden_NBH = self._backbone(pack, blocks, slots)
+        previous_SR, markov_SR = self._markov(pack, blocks, slots, hidden_SH, hidden_NBH)
         last_UH = self.drafter.verifier_norm(pack.states_TLH[slots.unique_U, -1].float())
-        scores = head_loss(
-            hidden_SH,
-            markov_SR,
-            self._head(),
-            self.markov_head.markov_w2.weight if self.markov_head is not None else None,
-            SlotTargets(last_UH, slots.index_S, mass_T[slots.unique_U] if mass_T is not None else None),
-            slot_weights_S=weights_S,
-            loss_weights=self.settings.loss,
-        )
-        loss, confidence_S = self._with_confidence(scores, hidden_SH, markov_SR, weights_S)
+        targets = SlotTargets(last_UH, slots.index_S, mass_T[slots.unique_U] if mass_T is not None else None)
+        decay_S = torch.exp(-(slots.offset_S - 1) / self.settings.loss_gamma) / max(1, len(slots.offset_S))
+        scores = self._score(hidden_SH, markov_SR, targets, blocks, slots, decay_S)
+        loss, confidence_S = self._with_confidence(scores, hidden_SH, previous_SR, decay_S)
         match_S = self._matches(scores, slots, target_argmax_T)
         return BlockScores(
             loss=loss,
@@ -128,6 +120,43 @@ class BlockObjective(nn.Module):
             overlap_NK=_by_block(scores.overlap_S, slots, blocks),
             confidence_NK=_by_block(confidence_S, slots, blocks) if confidence_S is not None else None,
         )
+
+    def _markov(
+        self, pack: Pack, blocks: Blocks, slots: Slots, hidden_SH: torch.Tensor, hidden_NBH: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Embeddings of the previous tokens, and what the Markov head makes of them; None without one."""
+        if self.markov_head is None:
+            return None, None
+        previous_SR = self.markov_head.prev_embeddings(pack.token_ids_T[slots.previous_S])
+        features_SR = markov_features(
+            self.markov_head, previous_SR, hidden_SH, hidden_NBH, pack=pack, blocks=blocks,
+            block_S=slots.block_S, offset_S=slots.offset_S,
+        )  # fmt: skip
+        return previous_SR, features_SR
+
+    def _score(
+        self,
+        hidden_SH: torch.Tensor,
+        markov_SR: torch.Tensor | None,
+        targets: SlotTargets,
+        blocks: Blocks,
+        slots: Slots,
+        decay_S: torch.Tensor,
+    ) -> SlotScores:
+        head_VR = self.markov_head.markov_w2.weight if self.markov_head is not None else None
+        if self.settings.loss_decay == "dpace" and torch.is_grad_enabled():
+            # The weights come from the whole block's likelihoods, so a pass without gradients goes before.
+            with torch.no_grad():
+                looked_at = head_loss(
+                    hidden_SH, markov_SR, self._head(), head_VR, targets, slot_weights_S=decay_S, loss_weights={}
+                )
+            likelihood_NK = _by_block(looked_at.likelihood_S, slots, blocks)
+            weights_NK = dpace_weights(likelihood_NK, blocks.valid_NK, alpha=self.settings.dpace_alpha)
+            decay_S = weights_NK[slots.block_S, slots.offset_S - 1] / max(1, len(slots.offset_S))
+        return head_loss(
+            hidden_SH, markov_SR, self._head(), head_VR, targets,
+            slot_weights_S=decay_S, loss_weights=self.settings.loss,
+        )  # fmt: skip
 
     def _head(self) -> torch.Tensor:
         """The frozen output head in the dtype of the matrix products, cast once."""
@@ -138,14 +167,14 @@ class BlockObjective(nn.Module):
         return self._head_VH
 
     def _with_confidence(
-        self, scores: SlotScores, hidden_SH: torch.Tensor, markov_SR: torch.Tensor | None, weights_S: torch.Tensor
+        self, scores: SlotScores, hidden_SH: torch.Tensor, previous_SR: torch.Tensor | None, weights_S: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The confidence head learns each slot's probability of acceptance by binary cross-entropy."""
         if self.confidence_head is None:
             return scores.loss, None
         features = hidden_SH
-        if self.drafter.config.confidence_head_with_markov and markov_SR is not None:
-            features = torch.cat([hidden_SH, markov_SR.to(hidden_SH.dtype)], dim=-1)
+        if self.drafter.config.confidence_head_with_markov and previous_SR is not None:
+            features = torch.cat([hidden_SH, previous_SR.to(hidden_SH.dtype)], dim=-1)
         logits_S = self.confidence_head(features).float()
         loss_S = binary_cross_entropy_with_logits(logits_S, scores.overlap_S.clamp(0, 1), reduction="none")
         loss = scores.loss + self.settings.confidence_weight * (loss_S * weights_S).sum()
@@ -159,8 +188,9 @@ class BlockObjective(nn.Module):
             draft_S = draft_S + self.drafter.d2t[draft_S]
         return draft_S == target_argmax_T[slots.previous_S]
 
-    def _backbone(self, pack: Pack, blocks: Blocks, slots: Slots) -> torch.Tensor:
-        """The drafter's states after its final norm at the supervised slots, [S, H]."""
+    def _backbone(self, pack: Pack, blocks: Blocks, slots: Slots) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The drafter's states after its final norm at the supervised slots, [S, H], and at every slot, [N, B, H],
+        where the Markov head reads them all."""
         drafter = self.drafter
         block_size = blocks.valid_NK.shape[1] + 1
         token_ids_NB = torch.full(
@@ -172,16 +202,61 @@ class BlockObjective(nn.Module):
         positions_NB = pack.positions_T[blocks.anchors_N][:, None] + torch.arange(block_size, device=states_NBH.device)
         rope_T = _rope(drafter, context_TH, pack.positions_T)
         rope_NB = _rope(drafter, states_NBH, positions_NB)
-        for layer in drafter.layers[:-1]:
-            attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=0)
-            states_NBH = _finish_layer(layer, states_NBH, attended)
-        layer = drafter.layers[-1]
-        attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=1)
-        states_SH = _finish_layer(
-            layer, states_NBH[slots.block_S, slots.offset_S], attended[slots.block_S, slots.offset_S - 1]
+        reads_all = self.markov_head is not None and self.markov_head.head_type == "rnn"
+        for layer in drafter.layers if reads_all else drafter.layers[:-1]:
+            states_NBH = self._maybe_checkpointed(_layer, layer, context_TH, states_NBH, rope_T, rope_NB, blocks)
+        if reads_all:
+            hidden_NBH = drafter.norm(states_NBH)
+            return hidden_NBH[slots.block_S, slots.offset_S], hidden_NBH
+        states_SH = self._maybe_checkpointed(
+            _last_layer, drafter.layers[-1], context_TH, states_NBH, rope_T, rope_NB, blocks, slots
         )
-        hidden_SH: torch.Tensor = drafter.norm(states_SH)
-        return hidden_SH
+        return drafter.norm(states_SH), None
+
+    def _maybe_checkpointed(self, function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+        """`function(*arguments)`; with gradient checkpointing its activations are computed again going backward."""
+        if not self.settings.gradient_checkpointing or not torch.is_grad_enabled():
+            return function(*arguments)
+        states: torch.Tensor = checkpoint(function, *arguments, use_reentrant=False)
+        return states
+
+
+def dpace_weights(likelihood_NK: torch.Tensor, valid_NK: torch.Tensor, *, alpha: float) -> torch.Tensor:
+    """D-PACE: a slot weighs as much as the expected length that hangs on it (as speculators 0.9 defines it).
+
+    w_k = sum_{j >= k} prod_{i <= j} ((1 - alpha) q_i + alpha), with q_i the draft's likelihood of the target's token.
+    Slots that are not valid neither weigh nor count. Shapes: [N, K] in, [N, K] out, without gradient.
+    """
+    smooth_NK = torch.where(valid_NK, (1 - alpha) * likelihood_NK + alpha, 1.0)
+    prefix_NK = smooth_NK.cumprod(1) * valid_NK
+    return prefix_NK.flip(1).cumsum(1).flip(1) * valid_NK
+
+
+def _layer(
+    layer: Any,
+    context_TH: torch.Tensor,
+    states_NBH: torch.Tensor,
+    rope_T: tuple[torch.Tensor, torch.Tensor],
+    rope_NB: tuple[torch.Tensor, torch.Tensor],
+    blocks: Blocks,
+) -> torch.Tensor:
+    """A draft layer at every slot."""
+    attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=0)
+    return _finish_layer(layer, states_NBH, attended)
+
+
+def _last_layer(
+    layer: Any,
+    context_TH: torch.Tensor,
+    states_NBH: torch.Tensor,
+    rope_T: tuple[torch.Tensor, torch.Tensor],
+    rope_NB: tuple[torch.Tensor, torch.Tensor],
+    blocks: Blocks,
+    slots: Slots,
+) -> torch.Tensor:
+    """A draft layer at the supervised slots only, [S, H]: nothing reads the others."""
+    attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=1)
+    return _finish_layer(layer, states_NBH[slots.block_S, slots.offset_S], attended[slots.block_S, slots.offset_S - 1])
 
 
 def _attend(

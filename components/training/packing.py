@@ -161,6 +161,14 @@ def choose_blocks(
     return Blocks(anchors_N=candidates, valid_NK=valid_TK[candidates], spans=spans)
 
 
+def has_blocks(pack: Pack, *, in_prompts: bool = False) -> bool:
+    """Whether `choose_blocks` finds any: a supervised token that another one follows in its document."""
+    supervised_T = torch.ones_like(pack.supervised_T) if in_prompts else pack.supervised_T
+    return any(
+        bool((supervised_T[start : end - 1] & supervised_T[start + 1 : end]).any()) for start, end in pack.bounds
+    )
+
+
 def _supervised_runs(
     supervised_T: torch.Tensor, bounds: tuple[tuple[int, int], ...], num_draft_tokens: int
 ) -> torch.Tensor:

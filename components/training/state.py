@@ -2,6 +2,7 @@
 
 <folder>/step-00000100/state.pt    renamed into place once written; the last N are kept
 <folder>/best.pt                   weights of the longest acceptance so far
+<folder>/diverged-00000100.pt      the packs of a step whose loss or gradients were not finite
 """
 
 from __future__ import annotations
@@ -69,6 +70,20 @@ class StateFolder:
         path = self._folder / "best.pt"
         weights: dict[str, torch.Tensor] | None = _load(path) if path.is_file() else None
         return weights
+
+    def save_batch(self, packs: list[dict[str, Any]], *, step: int) -> Path:
+        """Keep the packs of a step that diverged; `torch.load` gives their tensors, bounds and sample ids back.
+
+        Raises:
+            CheckpointError: they cannot be written.
+        """
+        path = self._folder / f"diverged-{step:08d}.pt"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _write(path, packs)
+        except OSError as error:
+            raise CheckpointError("the batch that diverged cannot be written", got=f"{path}: {error}") from None
+        return path
 
     def clear(self) -> None:
         """Remove everything: a run that does not resume starts from nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,38 @@ def test_a_loss_that_is_not_finite_stops_with_the_samples_named(
     with torch.no_grad():
         drafter.fc.weight[0, 0] = float("nan")
     loop.progress.step = 1  # past the validation of the start
-    with pytest.raises(TrainingError, match=r"diverged at step 2.*sample-0"):
+    with pytest.raises(TrainingError, match=r"diverged at step 2.*sample-0.*diverged-00000002\.pt"):
         loop.run(iter(packs))
+    (saved,) = torch.load(tmp_path / "diverged-00000002.pt", weights_only=True)
+    assert saved["sample_ids"] == packs[0].sample_ids and torch.equal(saved["states_TLH"], packs[0].states_TLH)
+
+
+def test_accumulated_gradients_are_the_mean_over_packs(
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+) -> None:
+    """Twice the same pack, all its blocks each time, makes the step of the pack alone."""
+    settings = SETTINGS.model_copy(update={"anchors_per_step": 1000})
+    weights = []
+    for packs_per_step in (1, 2):
+        drafter = make_drafter()
+        changed = settings.model_copy(update={"packs_per_step": packs_per_step})
+        loop = make_loop(drafter, packs[:1], tmp_path / str(packs_per_step), tiny_target, changed)
+        loop._schedule = replace(loop._schedule, num_samples=10**9)  # the same rate at both steps
+        loop.run(iter(packs[:1] * packs_per_step))
+        assert loop.progress.step == 1 and loop.progress.num_consumed == packs_per_step * len(packs[0].indices)
+        weights.append(trainable_state(drafter))
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_packs_without_a_block_are_passed_over_and_counted(
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+) -> None:
+    bare = replace(packs[1], supervised_T=torch.zeros_like(packs[1].supervised_T))
+    loop = make_loop(make_drafter(), packs, tmp_path, tiny_target)
+    loop.run(iter([bare, packs[0], bare, bare, packs[2]]))
+    assert loop.progress.step == 2
+    assert loop.progress.num_consumed == sum(len(pack.indices) for pack in (bare, packs[0], bare, bare, packs[2]))
 
 
 def test_a_state_of_other_processes_is_refused(

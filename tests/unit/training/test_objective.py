@@ -12,7 +12,7 @@ from speculators.losses import resolve_loss_config
 
 from components.errors import ConfigError
 from components.settings import TrainingSettings
-from components.training.objective import BlockObjective
+from components.training.objective import BlockObjective, dpace_weights
 from components.training.packing import Blocks, Pack, choose_blocks
 
 K = 3
@@ -29,7 +29,7 @@ def whole_blocks(pack: Pack) -> Blocks:
 
 
 def theirs(
-    monkeypatch: pytest.MonkeyPatch, drafter: Any, pack: Pack, blocks: Blocks, loss: str
+    monkeypatch: pytest.MonkeyPatch, drafter: Any, pack: Pack, blocks: Blocks, loss: str, **more: Any
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     num_anchors = len(blocks.anchors_N)
     chosen = (blocks.anchors_N, torch.ones(num_anchors, dtype=torch.bool))
@@ -39,7 +39,7 @@ def theirs(
     _, value, metrics = drafter(
         pack.states_TLH[:, :-1].flatten(1).float()[None], pack.token_ids_T[None], pack.supervised_T[None],
         pack.states_TLH[:, -1].float()[None], documents[None], position_ids=pack.positions_T[None],
-        loss_config=resolve_loss_config(loss, "eager"), gamma=4.0, max_anchors=num_anchors, **extra,
+        loss_config=resolve_loss_config(loss, "eager"), gamma=4.0, max_anchors=num_anchors, **extra, **more,
     )  # fmt: skip
     return value, metrics
 
@@ -83,6 +83,58 @@ def test_loss_gradients_and_acceptance_equal_speculators(
     if algorithm == "dspark":
         expected = scores.overlap_NK.cumprod(1).sum(1).mean() + 1
         assert expected.item() == pytest.approx((metrics["accept_len_sum"] / metrics["accept_len_total"]).item(), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "decay"),
+    [
+        ({"markov_head": "gated"}, "fixed"),
+        ({"markov_head": "rnn"}, "fixed"),
+        ({"confidence_head": False}, "fixed"),
+        ({"markov_rank": 0}, "fixed"),
+        ({}, "dpace"),
+        ({"algorithm": "dflash"}, "dpace"),
+    ],
+)
+def test_other_heads_and_decays_equal_speculators(
+    monkeypatch: pytest.MonkeyPatch,
+    make_drafter: Callable[..., Any],
+    packs: list[Pack],
+    settings: dict[str, Any],
+    decay: str,
+) -> None:
+    drafter = make_drafter(**settings)
+    pack, blocks = packs[0], whole_blocks(packs[0])
+    chosen = TrainingSettings(loss={"ce": 1.0}, loss_decay=decay, dpace_alpha=0.3, mixed_precision="no")
+    scores = BlockObjective(drafter, chosen)(pack, blocks)
+    ours = grads_of(drafter, scores.loss)
+    name = {"fixed": "fixed-exp-decay", "dpace": "dpace"}[decay]
+    value, _ = theirs(monkeypatch, drafter, pack, blocks, "ce", per_position_loss_weight=name, dpace_alpha=0.3)
+    wanted = grads_of(drafter, value)
+    assert scores.loss.item() == pytest.approx(value.item(), abs=1e-4)
+    assert ours.keys() == wanted.keys()
+    for name, grad in ours.items():
+        assert (grad - wanted[name]).norm() <= 1e-3 * wanted[name].norm() + 1e-6, name
+
+
+def test_dpace_weighs_a_slot_by_the_length_that_hangs_on_it() -> None:
+    likelihood_NK = torch.tensor([[0.5, 0.5, 0.5], [0.5, 0.5, 0.9]])
+    valid_NK = torch.tensor([[True, True, True], [True, True, False]])
+    weights_NK = dpace_weights(likelihood_NK, valid_NK, alpha=0.2)  # smoothed likelihood 0.6
+    wanted = [[0.6 + 0.36 + 0.216, 0.36 + 0.216, 0.216], [0.6 + 0.36, 0.36, 0.0]]
+    torch.testing.assert_close(weights_NK, torch.tensor(wanted))
+    torch.testing.assert_close(dpace_weights(likelihood_NK, valid_NK, alpha=1.0)[0], torch.tensor([3.0, 2.0, 1.0]))
+
+
+def test_gradient_checkpointing_changes_no_gradient(make_drafter: Callable[..., Any], packs: list[Pack]) -> None:
+    drafter, pack = make_drafter(), packs[0]
+    blocks = choose_blocks(pack, num_draft_tokens=K, num_anchors=None)
+    assert blocks is not None
+    grads = []
+    for is_on in (False, True):
+        settings = TrainingSettings(mixed_precision="no", gradient_checkpointing=is_on)
+        grads.append(grads_of(drafter, BlockObjective(drafter, settings)(pack, blocks).loss))
+    assert all(torch.equal(value, grads[1][name]) for name, value in grads[0].items())
 
 
 def test_documents_and_the_future_do_not_leak(make_drafter: Callable[..., Any], packs: list[Pack]) -> None:
