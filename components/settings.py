@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from components.errors import ConfigError
 
 CONFIGS_DIR = Path(__file__).resolve().parent.parent / "configs"
+PRESETS_DIR = CONFIGS_DIR / "presets"
 
 
 class Settings(BaseModel):
@@ -197,7 +198,10 @@ class DrafterSettings(Settings):
 class TrainingSettings(Settings):
     """The training loop."""
 
-    preset: str = Field(default="custom", description="for the record: 'paper', 'demo', ...")
+    preset: str | None = Field(
+        default=None,
+        description="configs/presets/<preset>.yaml holds the values of drafter and training that the recipe leaves out",
+    )
     num_steps: int | None = Field(default=None, ge=1, description="None: epochs decide")
     num_epochs: int = Field(default=1, ge=1)
     max_trainer_s: float | None = Field(default=None, gt=0, description="stop cleanly after this wall time")
@@ -354,7 +358,7 @@ class ServicesSettings(Settings):
 
 
 def load_recipe(name_or_path: str | Path, *, budget: str | None = None) -> Recipe:
-    """Load `configs/<name>.yaml` (or a path) and merge the overlay `budgets.<budget>` over it.
+    """Load `configs/<name>.yaml` (or a path) over its `training.preset`, and the overlay `budgets.<budget>` over both.
 
     Raises:
         ConfigError: no such recipe or budget, not YAML, an unknown key (the nearest known key is named) or a bad value.
@@ -369,8 +373,8 @@ def load_recipe(name_or_path: str | Path, *, budget: str | None = None) -> Recip
             )
         raw = _merge(raw, budgets[budget])
     for overlay in budgets:  # a mistyped key in an unused overlay is an error today, not on the night it is used
-        _validate(Recipe, _merge(raw, budgets[overlay]), f"{path.name} (budget {overlay})")
-    return _validate(Recipe, raw, path.name)
+        _validate(Recipe, _on_preset(_merge(raw, budgets[overlay])), f"{path.name} (budget {overlay})")
+    return _validate(Recipe, _on_preset(raw), path.name)
 
 
 def load_services(path: str | Path | None = None) -> ServicesSettings:
@@ -405,10 +409,26 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return raw
 
 
+def _on_preset(raw: dict[str, Any]) -> dict[str, Any]:
+    """The recipe over what its preset, if it names one, says of `drafter` and `training`."""
+    training = raw.get("training")
+    name = training.get("preset") if isinstance(training, dict) else None
+    if name is None:
+        return raw
+    known = sorted(path.stem for path in PRESETS_DIR.glob("*.yaml"))
+    if name not in known:
+        raise ConfigError("no such training.preset", got=name, expected=", ".join(known))
+    preset = _read_yaml(PRESETS_DIR / f"{name}.yaml")
+    if set(preset) - {"drafter", "training"}:
+        raise ConfigError(f"presets/{name}.yaml", got=", ".join(preset), expected="drafter and training")
+    return _merge(preset, raw)
+
+
 def _merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in overlay.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        # The weights of a loss are one value: an overlay's `kl` does not join the `ce` below it.
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key != "loss"
         merged[key] = _merge(merged[key], value) if both else value
     return merged
 

@@ -83,3 +83,24 @@ def test_broken_yaml_is_one_message(tmp_path: Path) -> None:
     path.write_text("name: [unclosed\n")
     with pytest.raises(ConfigError, match=r"broken\.yaml is not valid YAML"):
         load_recipe(path)
+
+
+def test_a_preset_lies_beneath_the_recipe() -> None:
+    """The published recipe, in the conventions of `configs/presets/paper.yaml`."""
+    recipe = load_recipe("qwen3-8b")
+    drafter, training = recipe.drafter, recipe.training
+    assert (drafter.num_layers, drafter.block_size - 1, drafter.markov_rank) == (5, 7, 256)
+    assert training.loss == {"ce": 0.1, "tv": 1.8} and training.loss_gamma == 4.0  # tv is half of L1
+    assert (training.learning_rate, training.warmup_share, training.num_epochs) == (6e-4, 0.04, 10)
+    assert training.max_grad_norm == 1.0 and training.weight_decay == 0.0
+    assert drafter.draft_vocab_size == 32000 and training.tokens_per_step == 8192  # the recipe's own
+
+
+def test_a_recipe_replaces_the_loss_of_its_preset(tmp_path: Path) -> None:
+    path = changed_demo(tmp_path, training={"loss": {"ce": 1.0}})
+    assert load_recipe(path).training.loss == {"ce": 1.0}  # the preset has kl
+
+
+def test_an_unknown_preset_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such training\.preset.*papr.*cpu, paper"):
+        load_recipe(changed_demo(tmp_path, training={"preset": "papr"}))
