@@ -270,6 +270,37 @@ class PromptMeasurement(Record):
     output_digest: str = Field(description="sha256 of the generated text")
 
 
+class ServedAnswer(Record):
+    """A greedy answer to the token, and the engine's own count of the steps it took."""
+
+    prompt_id: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = Field(description="as answered; an end token included")
+    num_steps: int = Field(description="speculative target steps")
+    accepted_by_position: tuple[int, ...] = Field(description="steps that accepted drafts 1..k")
+
+
+class TrainServedGap(Record):
+    """Greedy acceptance length of the same prompts, three ways. Lengths are tokens kept per target step: all tokens of
+    an answer but the first, which the prefill gives, over its steps."""
+
+    teacher_forced: float = Field(description="the trained objective over the served answers")
+    reference: float = Field(description="reference decoding of the prompts")
+    served: float = Field(description="vLLM")
+    diverging_position: int | None = Field(
+        default=None, description="draft position (from 1) whose acceptance differs most; None where all agree"
+    )
+    num_prompts: int
+    acceptance_by_position: dict[str, tuple[float, ...]] = Field(
+        default_factory=dict, description="per way: share of steps that accepted drafts 1..k"
+    )
+
+    @property
+    def gap(self) -> float:
+        """Largest relative difference from what is served, not negative."""
+        return max(abs(self.teacher_forced / self.served - 1), abs(self.reference / self.served - 1))
+
+
 class SpeedPoint(Record):
     """Throughput and latency of one arm at one concurrency."""
 

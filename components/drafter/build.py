@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from speculators import SpeculatorModel, SpeculatorModelConfig
 from speculators.models.dflash import DFlashDraftModel
 from speculators.models.dspark import DSparkDraftModel
 from speculators.models.eagle3 import Eagle3DraftModel
@@ -19,7 +21,7 @@ from transformers import AutoConfig, AutoTokenizer
 from components.drafter.bigrams import start_markov_head
 from components.drafter.start import start_from_target
 from components.drafter.vocabulary import DraftVocabulary
-from components.errors import ConfigError, TargetError
+from components.errors import CheckpointError, ConfigError, TargetError
 from components.settings import DrafterSettings
 
 
@@ -83,6 +85,21 @@ def build_drafter(
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         )
     return model
+
+
+def load_drafter(checkpoint_path: Path, *, target_path: Path) -> Any:
+    """The drafter of a checkpoint in fp32, with the frozen parts of the target at `target_path`, wherever the
+    checkpoint says that its target was.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        config = SpeculatorModelConfig.from_pretrained(str(checkpoint_path))
+        config.speculators_config.verifier.name_or_path = str(target_path)
+        return SpeculatorModel.from_pretrained(str(checkpoint_path), config=config).float().eval()
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError("the drafter checkpoint cannot be read", got=f"{checkpoint_path}: {error}") from None
 
 
 def _build(settings: DrafterSettings, layer_config: Any, target_path: Path, arguments: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -62,7 +62,8 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Completion:
-    """One answered request; `token_times` holds (seconds since the request, tokens so far) when streamed."""
+    """One answered request; `token_times` holds (seconds since the request, tokens so far) when streamed, token ids
+    are there when asked for."""
 
     text: str
     num_prompt_tokens: int
@@ -70,6 +71,8 @@ class Completion:
     latency_s: float
     speculation: Speculation | None
     token_times: tuple[tuple[float, int], ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 class EngineClient:
@@ -107,8 +110,10 @@ class EngineClient:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._http.aclose()
 
-    async def complete(self, messages: Sequence[dict[str, str]], *, max_tokens: int | None = None) -> Completion:
-        """Send one chat completion and wait for the whole answer.
+    async def complete(
+        self, messages: Sequence[dict[str, str]], *, max_tokens: int | None = None, with_token_ids: bool = False
+    ) -> Completion:
+        """Send one chat completion and wait for the whole answer, with the ids of prompt and answer if wanted.
 
         Raises:
             PromptTooLongError: the engine refuses the prompt because of its length.
@@ -116,13 +121,18 @@ class EngineClient:
         """
         started = time.perf_counter()
         async with self._bounded("chat completion"):
-            response = await self._http.post("/v1/chat/completions", json=self._payload(messages, max_tokens))
+            payload = self._payload(messages, max_tokens) | ({"return_token_ids": True} if with_token_ids else {})
+            response = await self._http.post("/v1/chat/completions", json=payload)
         latency_s = time.perf_counter() - started
         self._check_status(response.status_code, response.text)
         try:
             body = response.json()
             text = body["choices"][0]["message"]["content"] or ""
-            return self._completion(text, body, latency_s)
+            completion = self._completion(text, body, latency_s)
+            if not with_token_ids:
+                return completion
+            prompt_ids, token_ids = body["prompt_token_ids"], body["choices"][0]["token_ids"]
+            return replace(completion, prompt_token_ids=tuple(prompt_ids), token_ids=tuple(token_ids))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._bad_answer(error) from None
 

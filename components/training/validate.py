@@ -100,18 +100,27 @@ class _Walk:
     num_steps: int
 
 
-def _conversations(blocks: Blocks, lengths_N: np.ndarray) -> list[_Walk]:
-    """Per document: its acceptance lengths, and the walk from its first anchor that jumps by what is accepted."""
+def walk(blocks: Blocks, lengths_N: np.ndarray) -> list[np.ndarray]:
+    """Per document with anchors, the blocks that decoding would draft: from its first anchor on, each is as far from
+    the one before as that one's acceptance length; int64 places among the N anchors."""
     anchors_N = blocks.anchors_N.cpu().numpy()
     walks = []
     for _, _, first, last in blocks.spans:
         place = {int(anchor): n for n, anchor in enumerate(anchors_N[first:last], first)}
-        position, num_tokens, num_steps = int(anchors_N[first]), 0, 0
+        position, steps = int(anchors_N[first]), []
         while position in place:
-            length = int(lengths_N[place[position]])
-            num_tokens, num_steps, position = num_tokens + length, num_steps + 1, position + length
-        walks.append(_Walk(lengths_N[first:last], num_tokens, num_steps))
+            steps.append(place[position])
+            position += int(lengths_N[steps[-1]])
+        walks.append(np.array(steps))
     return walks
+
+
+def _conversations(blocks: Blocks, lengths_N: np.ndarray) -> list[_Walk]:
+    """Per document: its acceptance lengths, and the sums of its walk."""
+    return [
+        _Walk(lengths_N[first:last], int(lengths_N[steps].sum()), len(steps))
+        for (_, _, first, last), steps in zip(blocks.spans, walk(blocks, lengths_N), strict=True)
+    ]
 
 
 def _interval(groups: list[np.ndarray]) -> tuple[float, float]:
