@@ -76,7 +76,9 @@ class SourceSettings(Settings):
     """One source of conversations."""
 
     name: str
-    kind: Literal["package", "huggingface", "file", "preset"] = "package"
+    kind: Literal["package", "huggingface", "file", "preset", "target"] = Field(
+        default="package", description="target: prompts that the target itself writes (curation/self_prompts.py)"
+    )
     preset: str | None = Field(default=None, description="a data set of curation/presets.py (kind: preset); None: name")
     repo_id: str | None = Field(default=None, description="Hugging Face dataset id (kind: huggingface)")
     subset: str | None = Field(default=None, description="configuration of a Hugging Face dataset that has several")

@@ -10,13 +10,41 @@ from prefect.cache_policies import NO_CACHE
 from components.contracts import DatasetRef, TargetRef
 from components.curation.curate import Collected, Finished, collect, finish
 from components.curation.regenerate import Regeneration, regenerate
+from components.curation.self_prompts import with_written_prompts
 from components.curation.sources import evaluation_texts
 from components.evaluation.prompts import load_prompts
+from components.settings import CurationSettings
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.chunks import applied
 from tasks.engines import plain_engine
 from tasks.loop import Loop
 from tasks.retry import is_transient
+
+
+@task(
+    name="write prompts",
+    cache_policy=NO_CACHE,
+    retries=2,
+    retry_delay_seconds=5,
+    retry_condition_fn=is_transient,
+)
+def write_prompts(loop: Loop, target: TargetRef) -> CurationSettings:
+    """Let the target write the prompts that the recipe wants of it; the settings of the steps that follow."""
+    settings = loop.recipe.curation
+    engine = plain_engine(loop, target)
+    if not any(source.kind == "target" for source in settings.sources):
+        return settings  # the engine starts while conversations are collected
+    with loop.stage("engine start"):
+        engine.wait_ready()
+    with loop.stage("write prompts"):
+        return with_written_prompts(
+            settings,
+            engine_url=engine.url,
+            model=target.name,
+            target=target,
+            folder=loop.state_dir / "prompts",
+            progress=progress_reporter("write prompts"),
+        )
 
 
 @task(
@@ -26,12 +54,11 @@ from tasks.retry import is_transient
     retry_delay_seconds=10,
     retry_condition_fn=is_transient,
 )
-def collect_conversations(loop: Loop, target: TargetRef) -> Collected:
-    """Sources -> filters -> dedup -> decontamination against the held-out prompts. The engine starts meanwhile."""
-    plain_engine(loop, target)
-    with loop.stage("collect"), applied(loop.recipe.curation) as apply:
+def collect_conversations(loop: Loop, target: TargetRef, settings: CurationSettings) -> Collected:
+    """Sources -> filters -> dedup -> decontamination against the held-out prompts."""
+    with loop.stage("collect"), applied(settings) as apply:
         return collect(
-            loop.recipe.curation,
+            settings,
             target=target,
             held_out=_held_out(loop),
             spool_path=loop.run_dir / "curation" / "collected.jsonl",
@@ -70,13 +97,15 @@ def regenerate_answers(loop: Loop, target: TargetRef, collected: Collected) -> R
 
 
 @task(name="render and validate", cache_policy=NO_CACHE)
-def render_and_validate(loop: Loop, target: TargetRef, collected: Collected, answers: Regeneration) -> DatasetRef:
+def render_and_validate(
+    loop: Loop, target: TargetRef, settings: CurationSettings, collected: Collected, answers: Regeneration
+) -> DatasetRef:
     """Chat template, loss mask, Great Expectations, Arrow dataset with its manifest."""
-    with loop.stage("validate") as clock, applied(loop.recipe.curation) as apply:
+    with loop.stage("validate") as clock, applied(settings) as apply:
         finished = finish(
             collected,
             answers,
-            settings=loop.recipe.curation,
+            settings=settings,
             target=target,
             held_out=_held_out(loop),
             max_model_len=loop.recipe.engine.max_model_len,

@@ -88,6 +88,17 @@ class EngineClient:
             RefusedError: the engine will not answer this request (4xx).
             EngineError: the engine is gone or fails after all retries.
         """
+        return _parse(await self._ask("/v1/chat/completions", request), temperature=temperature)
+
+    async def continue_text(self, request: dict[str, Any], *, temperature: float) -> Answer:
+        """What the target writes after a bare prompt, no template around it.
+
+        Raises:
+            As `complete`.
+        """
+        return _parse(await self._ask("/v1/completions", request), temperature=temperature)
+
+    async def _ask(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
         body = {"model": self._model, "return_token_ids": True, **request}
         retrying = AsyncRetrying(
             retry=retry_if_exception_type((_RetryableError, httpx.TransportError)),
@@ -98,7 +109,7 @@ class EngineClient:
         try:
             async for attempt in retrying:
                 with attempt:
-                    return _parse(await self._post(body), temperature=temperature)
+                    return await self._post(path, body)
         except (_RetryableError, httpx.TransportError) as error:
             raise EngineError(
                 f"the engine did not answer in {MAX_ATTEMPTS} attempts",
@@ -107,8 +118,8 @@ class EngineClient:
             ) from error
         raise AssertionError("unreachable: the loop returns or raises")
 
-    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
-        response = await self._client.post("/v1/chat/completions", json=body)
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        response = await self._client.post(path, json=body)
         if response.status_code == httpx.codes.OK:
             result: dict[str, Any] = response.json()
             return result
@@ -128,8 +139,9 @@ class EngineClient:
 def _parse(result: dict[str, Any], *, temperature: float) -> Answer:
     choice = result["choices"][0]
     token_ids = tuple(choice.get("token_ids") or ())
+    text = choice["message"].get("content") if "message" in choice else choice["text"]
     return Answer(
-        text=choice["message"].get("content") or "",
+        text=text or "",
         token_ids=token_ids,
         prompt_token_ids=tuple(result.get("prompt_token_ids") or ()) if token_ids else (),
         num_tokens=int(result["usage"]["completion_tokens"]),

@@ -122,6 +122,9 @@ def open_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:
         return packages.package_rows(source.name, seed=seed, parts=source.parts)
     if source.kind == "file":
         return _shuffled(_file_rows(source), seed=seed)
+    if source.kind == "target":
+        # None stands for a prompt that never ended. Short prompts were finished, and so written, first.
+        return _shuffled((located for located in _file_rows(source) if located[1] is not None), seed=seed)
     if source.kind == "preset" and preset_of(source.preset or source.name).is_evaluation:
         raise CurationError(
             f"source '{source.name}' is an evaluation set, not training data",
@@ -164,6 +167,9 @@ def describe_source(source: SourceSettings) -> dict[str, str]:
         digests = [digest_file(path) for path in _source_files(source)]
         revision = digests[0] if len(digests) == 1 else digest_json(digests)
         return {"name": source.name, "revision": revision, "licence": "unknown"}
+    if source.kind == "target":
+        revision = digest_file(_source_files(source)[0])
+        return {"name": source.name, "revision": revision, "licence": "written by the target"}
     preset = _hub_location(source)
     return {
         "name": source.name,
@@ -191,7 +197,7 @@ def _hub_location(source: SourceSettings) -> Preset:
 
 def _source_files(source: SourceSettings) -> list[Path]:
     if source.path is None:
-        raise CurationError(f"source '{source.name}' of kind 'file' needs a path")
+        raise CurationError(f"source '{source.name}' of kind '{source.kind}' needs a path")
     path = Path(source.path)
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.suffix in _READERS)

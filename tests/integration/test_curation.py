@@ -21,6 +21,8 @@ from components.contracts import TargetFingerprint, TargetRef
 from components.curation.answer_shards import AnswerShards
 from components.curation.curate import Collected, collect, finish
 from components.curation.regenerate import Regeneration, regenerate
+from components.curation.self_prompts import SURPLUS, with_written_prompts
+from components.curation.sources import describe_source, open_rows
 from components.serving.command import EngineSpec
 from components.serving.engine import Engine, free_port
 from components.settings import CurationSettings, EngineSettings
@@ -163,6 +165,44 @@ def test_a_kill_costs_no_answer_and_none_is_generated_twice(engine_url: str, tar
     lines = [line for path in shards.iterdir() for line in path.read_text().splitlines() if line.endswith("}")]
     keys = [json.loads(line)["key"] for line in lines]
     assert len(keys) == len(set(keys))
+
+
+def test_the_target_writes_prompts_and_a_rerun_adds_what_is_missing(
+    engine_url: str, target: TargetRef, tmp_path: Path
+) -> None:
+    """A random target ends a turn about once in 512 tokens, so most of its prompts never end."""
+
+    def write(num_conversations: int) -> CurationSettings:
+        settings = recipe(tmp_path, num=num_conversations, max_prompt_tokens=200)
+        written = settings.sources[0].model_copy(
+            update={"name": "self", "kind": "target", "path": None, "column": None}
+        )
+        return with_written_prompts(
+            settings.model_copy(update={"sources": (*settings.sources, written)}), engine_url=engine_url, model="tiny",
+            target=target, folder=tmp_path / "written", progress=quiet,
+        )  # fmt: skip
+
+    before = generated_tokens(engine_url)
+    settings = write(12)
+    path = Path(str(settings.sources[1].path))
+    first = path.read_text().splitlines()
+    assert len(first) == int(SURPLUS * 12 / 2) + 1
+    assert generated_tokens(engine_url) > before
+    prompts = [row["messages"][0]["content"] for row in map(json.loads, first) if row is not None]
+    assert prompts and all(prompt == prompt.strip() and "<|im_" not in prompt for prompt in prompts)
+
+    path.write_text(path.read_text() + '{"messages": [{"ro')  # torn by a kill
+    write(16)
+    second = path.read_text().splitlines()
+    assert second[: len(first)] == first and len(second) == int(SURPLUS * 16 / 2) + 1
+    assert all(json.loads(line) is None or line for line in second)
+    after = generated_tokens(engine_url)
+    write(16)
+    assert generated_tokens(engine_url) == after
+
+    rows = [row for _, row in open_rows(settings.sources[1], seed=0)]
+    assert len(rows) == sum(json.loads(line) is not None for line in second)
+    assert describe_source(settings.sources[1])["licence"] == "written by the target"
 
 
 def test_progress_tells_rate_and_time_left(

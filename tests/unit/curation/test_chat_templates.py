@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
 from components.curation.render import Renderer, prove_masks, renderer_of, rewrites_history
 from components.curation.rows import read_row
+from components.curation.self_prompts import open_turn
 from components.curation.sieve import judge
 from components.errors import CurationError
 from components.settings import CurationSettings
@@ -323,3 +324,38 @@ def test_prompts_of_several_turns_are_counted_with_roles_that_alternate(renderer
     renderer = Renderer(tokenizer, name="strict")
     curation = CurationSettings.model_validate({"sources": [{"name": "chitchat"}], "num_conversations": 8})
     assert judge([conversation], renderer, curation.model_copy(update={"min_prompt_chars": 1})) == [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "opening", "ending"),
+    [
+        ("chatml", "<|im_start|>user\n", "<|im_end|>"),
+        ("llama3", "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
+        ("qwen3", "<|im_start|>user\n", "<|im_end|>"),
+        ("gemma", "<bos><start_of_turn>user\n", "<end_of_turn>"),
+        ("mistral", "<s>[INST] ", "[/INST]"),
+    ],
+)
+def test_a_users_turn_is_opened_and_its_end_is_known(
+    renderers: dict[str, Renderer], name: str, opening: str, ending: str
+) -> None:
+    tokenizer = renderers[name].tokenizer
+    turn = open_turn(tokenizer, name=name)
+    assert tokenizer.decode(list(turn.prompt_ids)).endswith(opening)
+    assert turn.stop_token_ids == (tokenizer.convert_tokens_to_ids(ending),) and turn.stop == ()
+
+
+def test_a_turn_that_ends_in_plain_text_is_ended_by_that_text(tiny_target: Path, tmp_path: Path) -> None:
+    family = Family(
+        "{% for message in messages %}User: {{ message['content'] }}\nEnd of turn\n{% endfor %}", ("<s>",), "<s>", ""
+    )
+    renderer = renderer_of(write_family(tiny_target, tmp_path / "plain", family), name="plain")
+    turn = open_turn(renderer.tokenizer, name="plain")
+    assert turn.stop == ("End of turn",) and turn.stop_token_ids == ()
+
+
+def test_a_template_without_an_end_of_turn_cannot_write_prompts(tiny_target: Path, tmp_path: Path) -> None:
+    family = Family("{% for message in messages %}User: {{ message['content'] }}{% endfor %}", ("<s>",), "<s>", "")
+    renderer = renderer_of(write_family(tiny_target, tmp_path / "open", family), name="open")
+    with pytest.raises(CurationError, match="does not mark the end of a user's turn"):
+        open_turn(renderer.tokenizer, name="open")
