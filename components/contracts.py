@@ -271,7 +271,7 @@ class PromptMeasurement(Record):
 
 
 class ServedAnswer(Record):
-    """A greedy answer to the token, and the engine's own count of the steps it took."""
+    """An answer to the token, and the engine's own count of the steps it took."""
 
     prompt_id: str
     prompt_token_ids: tuple[int, ...]
@@ -281,7 +281,7 @@ class ServedAnswer(Record):
 
 
 class TrainServedGap(Record):
-    """Greedy acceptance length of the same prompts, three ways. Lengths are tokens kept per target step: all tokens of
+    """Acceptance length of the same prompts, three ways. Lengths are tokens kept per target step: all tokens of
     an answer but the first, which the prefill gives, over its steps."""
 
     teacher_forced: float = Field(description="the trained objective over the served answers")

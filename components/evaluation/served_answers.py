@@ -1,4 +1,4 @@
-"""Greedy answers of a served drafter to the token, to hold against what was trained."""
+"""Answers of a served drafter to the token, to hold against what was trained."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ def collect_answers(
     prompts: Sequence[Prompt],
     *,
     settings: EvaluationSettings,
+    temperature: float = 0.0,
     request_timeout_s: float = 300,
     progress: Progress | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> tuple[ServedAnswer, ...]:
-    """Answer every prompt at temperature 0 on an engine with a drafter; prompts that are too long are left out.
+    """Answer every prompt on an engine with a drafter; prompts that are too long are left out.
 
     Raises:
         EvaluationError: engine gone or too slow, no speculative metrics in an answer, or no answer of two tokens.
     """
     client = EngineClient(
-        endpoint, temperature=0.0, max_tokens=settings.max_tokens, timeout_s=request_timeout_s, transport=transport
+        endpoint,
+        temperature=temperature,
+        max_tokens=settings.max_tokens,
+        timeout_s=request_timeout_s,
+        transport=transport,
     )
     answers = asyncio.run(_collect(client, prompts, settings.acceptance_concurrency, progress))
     kept = tuple(answer for answer in answers if answer is not None and answer.num_steps > 0)

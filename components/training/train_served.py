@@ -7,6 +7,10 @@ layers, positions, masks or states. Each answer is walked as it was decoded: fro
 gave, each step commits the accepted drafts and one token more, so the answer's other tokens over its steps are its
 acceptance length. Steps that pass the answer's end count what was kept of them, the same way for all three.
 
+At temperature 0 a draft is accepted where it is the answer's own token. At temperature 1 the teacher-forced walk is an
+expectation: with o_k = sum min(p_k, q_k) at slot k of block n, the block is followed by the one at n + 1 + j with
+probability o_1 .. o_j (1 - o_{j+1}), which gives each block's probability of being drafted and their expected number.
+
 Shapes: T tokens, L aux layers plus the last state, H hidden, N anchors, K draft positions.
 """
 
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic import Field
 
 from components.contracts import CheckpointRef, Record, ServedAnswer, TargetRef, TrainServedGap
 from components.drafter.build import load_drafter
@@ -29,10 +34,10 @@ from components.errors import ConfigError, TrainingError, run_main
 from components.settings import TrainingSettings
 from components.training.job import PARENT_PID_VARIABLE
 from components.training.objectives import build_objective
-from components.training.packing import Pack, choose_blocks
+from components.training.packing import Blocks, Pack, choose_blocks
 from components.training.process import run_process
 from components.training.telemetry import ProgressTicker
-from components.training.validate import walk
+from components.training.validate import target_words, walk
 
 MODULE = "components.training.train_served"
 RESULT_FILE = "train_served_gap.json"
@@ -45,6 +50,7 @@ class GapJob(Record):
     checkpoint: CheckpointRef
     answers: tuple[ServedAnswer, ...]
     max_tokens: int
+    temperature: float = Field(default=0.0, description="that the answers were sampled at: 0 or 1")
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: Literal["cpu", "cuda"] = "cpu"
     num_threads: int | None = None
@@ -56,10 +62,10 @@ class Walked:
     """Sums over answers walked one way."""
 
     num_kept: int = 0
-    num_steps: int = 0
-    accepted_K: list[int] | None = None
+    num_steps: float = 0.0
+    accepted_K: list[float] | None = None
 
-    def add(self, *, num_kept: int, num_steps: int, accepted_by_position: Sequence[int]) -> None:
+    def add(self, *, num_kept: int, num_steps: float, accepted_by_position: Sequence[float]) -> None:
         """One answer: tokens kept after the first, target steps, and steps that accepted drafts 1..k."""
         self.num_kept += num_kept
         self.num_steps += num_steps
@@ -121,30 +127,52 @@ def measure_gap(job: GapJob, *, on_line: Callable[[str], None] = print) -> Train
 
 @torch.no_grad()
 def _teacher_forced(job: GapJob, answers: list[ServedAnswer], *, on_line: Callable[[str], None]) -> Walked:
-    """Blocks of the objective at every token of the served answers, accepted where they say what was answered."""
-    drafter = load_drafter(Path(job.checkpoint.path), target_path=Path(job.target.path)).to(job.device)
-    settings = TrainingSettings(mixed_precision="bf16" if job.dtype == "bfloat16" else "no")
-    objective = build_objective(drafter, settings)
-    target = ReferenceTarget(Path(job.target.path), dtype=getattr(torch, job.dtype), device=torch.device(job.device))
+    """The objective's blocks at every token of the served answers."""
+    device, dtype = torch.device(job.device), getattr(torch, job.dtype)
+    drafter = load_drafter(Path(job.checkpoint.path), target_path=Path(job.target.path)).to(device)
+    objective = build_objective(drafter, TrainingSettings(mixed_precision="bf16" if dtype == torch.bfloat16 else "no"))
+    target = ReferenceTarget(Path(job.target.path), dtype=dtype, device=device)
     target.capture([*drafter.config.aux_hidden_state_layer_ids, int(target.model.config.num_hidden_layers)])
+    lm_head_VH = target.model.get_output_embeddings().weight.detach()
     walked, num_draft_tokens = Walked(), int(drafter.config.block_size) - 1
     for number, answer in enumerate(answers, 1):
         on_line(f"train-served gap: teacher-forced answer {number} of {len(answers)}")
-        pack = _pack(answer, target).to(torch.device(job.device))
+        pack = _pack(answer, target).to(device)
         blocks = choose_blocks(pack, num_draft_tokens=num_draft_tokens, num_anchors=None)
         assert blocks is not None  # two tokens were answered
         next_T = torch.cat([pack.token_ids_T[1:], pack.token_ids_T.new_full((1,), -1)])
-        with torch.autocast(job.device, dtype=torch.bfloat16, enabled=job.dtype == "bfloat16"):
-            scores = objective(pack, blocks, next_T)
-        accepted_N = scores.match_NK.int().cumprod(1).sum(1).cpu().numpy()
-        (steps,) = walk(blocks, accepted_N + 1)
-        accepted = accepted_N[steps]
-        walked.add(
-            num_kept=len(answer.token_ids) - 1,
-            num_steps=len(steps),
-            accepted_by_position=[int((accepted >= k).sum()) for k in range(1, num_draft_tokens + 1)],
-        )
+        _, mass_T = target_words(pack, lm_head_VH, drafter)
+        with torch.autocast(job.device, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            scores = objective(pack, blocks, next_T, mass_T)
+        steps = _greedy_steps(scores.match_NK, blocks) if job.temperature == 0 else expected_steps(scores.overlap_NK)
+        walked.add(num_kept=len(answer.token_ids) - 1, num_steps=steps[0], accepted_by_position=steps[1])
     return walked
+
+
+def _greedy_steps(match_NK: torch.Tensor, blocks: Blocks) -> tuple[float, list[float]]:
+    """Steps of one answer's walk, and how many of them accept drafts 1..k."""
+    accepted_N = match_NK.int().cumprod(1).sum(1).cpu().numpy()
+    (steps,) = walk(blocks, accepted_N + 1)
+    accepted = accepted_N[steps]
+    return float(len(steps)), [float((accepted >= k).sum()) for k in range(1, match_NK.shape[1] + 1)]
+
+
+def expected_steps(overlap_NK: torch.Tensor) -> tuple[float, list[float]]:
+    """Expected steps of one answer's walk by rejection sampling, and the expected number that accept drafts 1..k.
+
+    Args:
+        overlap_NK: probability of acceptance at each slot of the blocks at consecutive tokens, 0 past the answer's end.
+    """
+    prefix_NK = overlap_NK.double().cumprod(1).cpu()
+    num_blocks, num_positions = prefix_NK.shape
+    at_least = torch.cat([torch.ones(num_blocks, 1, dtype=prefix_NK.dtype), prefix_NK], dim=1)
+    exactly = at_least - torch.cat([prefix_NK, torch.zeros(num_blocks, 1, dtype=prefix_NK.dtype)], dim=1)
+    drafted_N = torch.zeros(num_blocks + num_positions + 1, dtype=prefix_NK.dtype)
+    drafted_N[0] = 1.0
+    for n in range(num_blocks):
+        drafted_N[n + 1 : n + 2 + num_positions] += drafted_N[n] * exactly[n]
+    drafted_N = drafted_N[:num_blocks]
+    return float(drafted_N.sum()), (drafted_N @ prefix_NK).tolist()
 
 
 def _pack(answer: ServedAnswer, target: ReferenceTarget) -> Pack:
@@ -170,7 +198,12 @@ def _reference(job: GapJob, answers: list[ServedAnswer], walked: Walked, *, on_l
     )  # fmt: skip
     on_line(f"train-served gap: reference decoding of {len(answers)} prompts")
     for group in _groups(answers):
-        outputs = decoder.generate_batch([answer.prompt_token_ids for answer in group], max_new_tokens=job.max_tokens)
+        outputs = decoder.generate_batch(
+            [answer.prompt_token_ids for answer in group],
+            max_new_tokens=job.max_tokens,
+            temperature=job.temperature,
+            generator=torch.Generator(job.device).manual_seed(0),
+        )
         for output in outputs:
             accepted = [step.num_accepted for step in output.steps]
             num_positions = decoder.drafter.num_draft_tokens
