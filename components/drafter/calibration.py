@@ -206,8 +206,13 @@ class _Blocks:
         return cls(np.where(valid, logits, 0.0), accepted, survived, valid, conversations)
 
     def where(self, chosen_N: Mask) -> _Blocks:
-        arrays = (self.logits_NK, self.accepted_NK, self.survived_NK, self.valid_NK, self.conversations_N)
-        return _Blocks(*(array[chosen_N] for array in arrays))
+        return _Blocks(
+            self.logits_NK[chosen_N],
+            self.accepted_NK[chosen_N],
+            self.survived_NK[chosen_N],
+            self.valid_NK[chosen_N],
+            self.conversations_N[chosen_N],
+        )
 
 
 def _folds(conversations_N: NDArray[np.generic], num_folds: int, seed: int) -> NDArray[np.int64]:
@@ -223,7 +228,7 @@ def _fit(data: _Blocks, *, with_bias: bool) -> tuple[_Scaling, tuple[bool, ...]]
     scaling, is_fitted = _Scaling.identity(num_positions), []
     log_before_N = np.zeros(len(data.logits_NK))
     for k in range(num_positions):
-        valid_N, logits_N, survived_N = (array[:, k] for array in (data.valid_NK, data.logits_NK, data.survived_NK))
+        valid_N, logits_N, survived_N = data.valid_NK[:, k], data.logits_NK[:, k], data.survived_NK[:, k]
         num_survived = int(survived_N[valid_N].sum())
         is_fitted.append(MIN_EVENTS <= num_survived <= int(valid_N.sum()) - MIN_EVENTS)
         if is_fitted[-1]:

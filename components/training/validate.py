@@ -58,7 +58,7 @@ class Validation:
             blocks = choose_blocks(pack, num_draft_tokens=num_draft_tokens, num_anchors=None)
             if blocks is None:
                 continue
-            argmax_T, mass_T = _target_words(pack, lm_head_VH, drafter)
+            argmax_T, mass_T = target_words(pack, lm_head_VH, drafter)
             self._packs.append(ValidationPack(pack, blocks, argmax_T, mass_T))
             num_anchors += len(blocks.anchors_N)
             if num_anchors >= max_anchors:
@@ -123,7 +123,7 @@ def _interval(groups: list[np.ndarray]) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def _target_words(pack: Pack, lm_head_VH: torch.Tensor, drafter: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def target_words(pack: Pack, lm_head_VH: torch.Tensor, drafter: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Full-vocabulary argmax and draft-vocabulary mass after each supervised token's predecessor, in chunks."""
     argmax_T = torch.full((pack.num_tokens,), -1, dtype=torch.long)
     mass_T = torch.ones(pack.num_tokens)
