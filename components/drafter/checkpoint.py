@@ -166,7 +166,7 @@ def read_calibration(path: Path) -> Calibration | None:
     """The calibration of the checkpoint at `path`; None where its confidence head has none.
 
     Raises:
-        CheckpointError: the file is damaged, or of another layout than this code reads.
+        CheckpointError: the file is damaged.
     """
     file = Path(path) / CALIBRATION_FILE
     if not file.exists():
@@ -175,10 +175,7 @@ def read_calibration(path: Path) -> Calibration | None:
         return Calibration.read(file)
     except ConfigError as error:
         raise CheckpointError(
-            "the checkpoint's calibration cannot be read",
-            got=error,
-            expected="a Calibration record",
-            fix="Restore the checkpoint; its digest covers this file.",
+            "the checkpoint's calibration cannot be read", got=error, expected="a Calibration", fix="Restore it."
         ) from None
 
 

@@ -26,7 +26,7 @@ from components.errors import TrainingError
 NUM_BINS = 15
 """Of the ECE, as in Guo et al."""
 
-NUM_HISTOGRAM_BINS = 20
+NUM_HISTOGRAM_BINS = 40
 
 Array = NDArray[np.float64]
 

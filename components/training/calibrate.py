@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -88,8 +89,9 @@ def calibration_line(calibration: Calibration) -> str:
     unfitted = [str(k) for k, is_fitted in enumerate(calibration.is_fitted, 1) if not is_fitted]
     left_out = f"; too few events to fit position {', '.join(unfitted)}" if unfitted else ""
     return (
-        f"confidence head calibrated on {calibration.num_blocks} blocks of {calibration.num_conversations} conversations:"
-        f" ECE {before.ece:.4f} before, {after.ece:.4f} after (noise alone {after.ece_floor:.4f}){left_out}"
+        f"confidence head calibrated on {calibration.num_blocks} blocks of"
+        f" {calibration.num_conversations} conversations: ECE {before.ece:.4f} before, {after.ece:.4f} after"
+        f" (noise alone {after.ece_floor:.4f}){left_out}"
     )
 
 
