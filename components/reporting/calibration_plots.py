@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from components.contracts import Calibration, ReliabilityFigures
 from components.reporting.style import ARM_COLOURS, DPI, GRID, INK, save, style_axes
 
 BEFORE_COLOUR, BEFORE_INK, AFTER_COLOUR = "#d9a441", "#a3741a", ARM_COLOURS["candidate"]
+QUIET_INK = "#5b626c"
 MAX_COLUMNS = 5
+BOX_ASPECT = 0.33
+"""Height of a histogram over its width, which is that of the panel above."""
+
+CHARS_PER_INCH = 14
+"""Of a subtitle in 9 points."""
 
 
 def reliability_diagram(calibration: Calibration, path: Path) -> Path:
@@ -27,12 +35,11 @@ def reliability_diagram(calibration: Calibration, path: Path) -> Path:
     panels += [
         (f"drafts 1 to {k}" if k > 1 else "draft 1", before, after) for k, (before, after) in enumerate(pairs, 1)
     ]
-    num_columns = min(MAX_COLUMNS, len(panels))
-    num_rows = math.ceil(len(panels) / num_columns)
-    figure = Figure(figsize=(0.6 + 2.75 * num_columns, 0.9 + 3.9 * num_rows), dpi=DPI, layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08, rect=(0, 0, 1, 1 - 0.78 / figure.get_figheight()))
-    heights = [ratio for _ in range(num_rows) for ratio in (3.2, 1.0)]
-    grid = figure.subplots(2 * num_rows, num_columns, squeeze=False, height_ratios=heights)
+    num_rows = math.ceil(len(panels) / MAX_COLUMNS)
+    num_columns = math.ceil(len(panels) / num_rows)
+    figure, grid = _titled_grid(calibration, num_rows, num_columns)
+    for axes in grid.flat:
+        axes.set_visible(False)  # the last row may have room for more panels than there are
     for index, (name, before, after) in enumerate(panels):
         row, column = divmod(index, num_columns)
         top, bottom = grid[2 * row][column], grid[2 * row + 1][column]
@@ -42,33 +49,29 @@ def reliability_diagram(calibration: Calibration, path: Path) -> Path:
         if column == 0:
             top.set_ylabel("share accepted", fontsize=9)
             bottom.set_ylabel("scores", fontsize=9)
-        bottom.set_xlabel("survival score", fontsize=9)
-    for index in range(len(panels), num_rows * num_columns):
-        row, column = divmod(index, num_columns)
-        grid[2 * row][column].set_visible(False)
-        grid[2 * row + 1][column].set_visible(False)
-    _title(figure, calibration)
     return save(figure, path)
 
 
-def _title(figure: Figure, calibration: Calibration) -> None:
-    height = figure.get_figheight()
-    figure.text(
-        0.012,
-        1 - 0.12 / height,
-        "Calibration of the confidence head",
-        fontsize=13,
-        fontweight="bold",
-        color=INK,
-        va="top",
-    )
-    figure.text(
-        0.012,
-        1 - 0.42 / height,
-        f"survival: predicted probability that all these drafts are accepted; {calibration.num_blocks:,} blocks of"
-        f" {calibration.num_conversations} held-out conversations, each scored by a fit on other conversations",
-        fontsize=9, color="#5b626c", va="top",
-    )  # fmt: skip
+def _titled_grid(calibration: Calibration, num_rows: int, num_columns: int) -> tuple[Figure, Any]:
+    """A figure with its title, and axes [2 rows, columns]: a reliability panel and a histogram in turn."""
+    width = 0.6 + 2.75 * num_columns
+    subtitle = textwrap.wrap(_subtitle(calibration), int(CHARS_PER_INCH * width))
+    band = 0.6 + 0.18 * len(subtitle)
+    height = band + 0.1 + 3.9 * num_rows
+    below_title = ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08, rect=(0, 0, 1, 1 - band / height))
+    figure = Figure(figsize=(width, height), dpi=DPI, layout=below_title)
+    left = 0.17 / width
+    title = "Calibration of the confidence head"
+    figure.text(left, 1 - 0.12 / height, title, fontsize=13, fontweight="bold", color=INK, va="top")
+    figure.text(left, 1 - 0.42 / height, "\n".join(subtitle), fontsize=9, color=QUIET_INK, va="top")
+    heights = [1.0, BOX_ASPECT] * num_rows
+    return figure, figure.subplots(2 * num_rows, num_columns, squeeze=False, height_ratios=heights)
+
+
+def _subtitle(calibration: Calibration) -> str:
+    held_out = f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} held-out conversations"
+    told = "each scored by a fit on other conversations" if calibration.num_folds else "too few to fit anything"
+    return f"survival: predicted probability that all these drafts are accepted; {held_out}, {told}"
 
 
 def _reliability(axes: Any, name: str, before: ReliabilityFigures, after: ReliabilityFigures, limit: float) -> None:
@@ -85,7 +88,7 @@ def _reliability(axes: Any, name: str, before: ReliabilityFigures, after: Reliab
     told = (
         (0.97, f"before: ECE {before.ece:.3f}", BEFORE_INK, "normal"),
         (0.89, f"after: ECE {after.ece:.3f}", AFTER_COLOUR, "bold"),
-        (0.81, f"noise alone: {after.ece_floor:.3f}", "#5b626c", "normal"),
+        (0.81, f"noise alone: {after.ece_floor:.3f}", QUIET_INK, "normal"),
     )
     for height, words, shade, weight in told:
         axes.annotate(
@@ -104,11 +107,14 @@ def _histogram(axes: Any, before: ReliabilityFigures, after: ReliabilityFigures,
     axes.stairs(shares, edges, fill=True, color=AFTER_COLOUR, alpha=0.35)
     axes.stairs([count / before.num_scores for count in before.histogram], edges, color=BEFORE_COLOUR, linewidth=1.4)
     axes.set_ylim(bottom=0)
+    axes.set_box_aspect(BOX_ASPECT)
+    axes.set_xlabel("survival score", fontsize=9)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=2))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
 
 
 def _style(axes: Any, limit: float) -> None:
+    axes.set_visible(True)
     style_axes(axes)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     axes.set_xlim(0, limit)

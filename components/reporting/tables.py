@@ -280,10 +280,11 @@ def _calibration(calibration: Calibration) -> Table:
         )
         for name, before, after, temperature, bias in named
     )  # fmt: skip
+    folds = calibration.num_folds
+    told = f"each scored by a fit on other conversations ({folds} folds)" if folds else "too few to fit anything"
     note = (
-        f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} held-out conversations, each scored by a"
-        f" fit on other conversations ({calibration.num_folds} folds). Event: {calibration.event}. Noise alone is the"
-        " ECE to expect of right scores on as many blocks."
+        f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} held-out conversations, {told}. Event:"
+        f" {calibration.event}. Noise alone is the ECE to expect of right scores on as many blocks."
     )
     columns = ("survival of", "temperature", "bias", "ECE", "after", "noise alone", "Brier", "after", "AUC", "after")
     return Table("Confidence head", columns, rows, note=note, plots=("reliability",))
