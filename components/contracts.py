@@ -23,6 +23,9 @@ from components.errors import CheckpointError, ConfigError
 FINGERPRINT_FILE = "target_fingerprint.json"
 """Name of the file inside a drafter checkpoint that binds it to one target."""
 
+CALIBRATION_FILE = "calibration.json"
+"""Name of the file inside a drafter checkpoint that calibrates its confidence head; absent where it has none."""
+
 Progress = Callable[[str, int, int], None]
 """Called as progress(what, num_done, num_total) by anything longer than ten seconds, at least every 5 s."""
 
@@ -77,8 +80,9 @@ def digest_file(path: Path) -> str:
 
 
 def digest_checkpoint(path: Path) -> str:
-    """sha256 (hex) of a drafter checkpoint: over (relative name, sha256) of config.json, *.safetensors and the binding.
+    """sha256 (hex) of a drafter checkpoint: over (relative name, sha256) of what decides how it drafts.
 
+    That is config.json, *.safetensors, the binding and, where there is one, the calibration of the confidence head.
     Logs, optimiser states and reports beside the weights do not count.
 
     Raises:
@@ -87,6 +91,7 @@ def digest_checkpoint(path: Path) -> str:
     root = Path(path)
     files = [root / "config.json", root / FINGERPRINT_FILE, *sorted(root.glob("*.safetensors"))]
     missing = [file.name for file in files[:2] if not file.is_file()] + ["*.safetensors"] * (len(files) == 2)
+    files += sorted(root.glob(CALIBRATION_FILE))
     if missing:
         raise CheckpointError(f"{root} is not a complete checkpoint", got=f"no {', '.join(missing)}")
     return digest_json(sorted((file.relative_to(root).as_posix(), digest_file(file)) for file in files))
@@ -242,7 +247,7 @@ class CheckpointRef(Reference):
     """A drafter checkpoint that vLLM loads as it stands, bound to a target by `target_fingerprint.json`."""
 
     path: str
-    digest: str = Field(description="over config.json and the weight files")
+    digest: str = Field(description="over config.json, the weight files, the binding and the calibration")
     algorithm: str = Field(description="dspark, dflash or eagle3")
     fingerprint: TargetFingerprint
     dataset_digest: str | None = None
@@ -253,6 +258,60 @@ class CheckpointRef(Reference):
     expected_acceptance_length: float | None = Field(
         default=None, description="teacher-forced on the validation split, bonus token included"
     )
+
+
+class ReliabilityBin(Record):
+    """Scores of about the same height, and what became of their prefixes."""
+
+    mean_score: float
+    accepted_share: float
+    num_scores: int
+
+
+class ReliabilityFigures(Record):
+    """How well scores, each the predicted probability that a prefix of drafts is accepted, fit what happened."""
+
+    num_scores: int
+    mean_score: float
+    accepted_share: float
+    ece: float = Field(description="expected calibration error over `bins`, which hold equally many scores, 0 to 1")
+    ece_floor: float = Field(description="the ECE to be expected of right scores: what is left is sampling noise")
+    brier: float = Field(description="mean squared difference, 0 to 1")
+    auc: float | None = Field(description="area under the ROC curve; None where all prefixes had the same fate")
+    bins: tuple[ReliabilityBin, ...] = Field(description="by rising score")
+    histogram: tuple[int, ...] = Field(description="scores in equally wide bins over 0 to 1")
+
+
+class PrefixThreshold(Record):
+    """The threshold on a prefix's survival that gives most tokens for one price of a draft token."""
+
+    cost_ratio: float = Field(description="price of one scheduled draft token over that of the target pass alone")
+    threshold: float = Field(description="a draft is scheduled while its prefix's survival is at least this, 0 to 1")
+    tokens_per_cost: float = Field(description="(sum of tokens) / (sum of costs); 1 without drafts")
+    tokens_per_step: float = Field(description="the bonus token included")
+    num_scheduled: float = Field(description="mean draft tokens per step")
+
+
+class Calibration(Record):
+    """Sequential temperature scaling of a confidence head: c_k = sigmoid(logit_k / temperature_k + bias_k).
+
+    The product c_1 .. c_k is the survival of the first k drafts. Figures are of survivals, each scored by parameters
+    fitted on other conversations; the parameters here are fitted on all of them.
+    """
+
+    event: str = Field(description="what a survival is the probability of")
+    temperatures: tuple[float, ...] = Field(description="by draft position; 1 where not fitted")
+    biases: tuple[float, ...] = Field(description="by draft position, in logits; 0 where not fitted or not asked for")
+    is_fitted: tuple[bool, ...] = Field(description="False: the position had too few events of one kind")
+    num_blocks: int
+    num_conversations: int
+    num_folds: int = Field(description="of the cross-fit by conversation; 0: too few conversations, nothing is fitted")
+    before: ReliabilityFigures = Field(description="all positions together, logits as they are")
+    after: ReliabilityFigures
+    before_by_position: tuple[ReliabilityFigures, ...]
+    after_by_position: tuple[ReliabilityFigures, ...]
+    thresholds: tuple[PrefixThreshold, ...] = Field(description="by rising cost ratio")
+    target_weights: str | None = Field(default=None, description="fingerprint part of the target it was measured on")
 
 
 class PromptMeasurement(Record):

@@ -248,6 +248,12 @@ class TrainingSettings(Settings):
         default=None, ge=1, description="stop after this many validations without a longer acceptance; None: never"
     )
     validation_anchors: int = Field(default=1024, ge=16, description="supervised tokens whose states stay in memory")
+    calibration_anchors: int = Field(
+        default=16384,
+        ge=0,
+        description="supervised tokens of the validation split that the confidence head is calibrated on, streamed"
+        " once after training; 0: not calibrated",
+    )
     log_every_steps: int = Field(default=10, ge=1)
     seed: int = 0
 

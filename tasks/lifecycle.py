@@ -128,6 +128,7 @@ def _build(loop: Loop, story: Story) -> LifecycleReport:
         stream=training.stream if training else None,
         training_curve=_curve(training) if training else (),
         checkpoint=training.checkpoint if training else None,
+        calibration=training.calibration if training else None,
         acceptance=gate.report if gate else None,
         gate=gate.decision if gate else None,
         canary=story.canary,

@@ -15,13 +15,15 @@ from prefect.logging import get_run_logger
 from components.contracts import CheckpointRef, DatasetRef, TargetRef
 from components.errors import FingerprintMismatchError
 from components.hidden_states.store import sweep_run
+from components.reporting.calibration_plots import reliability_diagram
 from components.serving.command import resolve_device
 from components.serving.keeper import EngineKeeper
 from components.training.job import TrainingJob, TrainingResult
 from components.training.launch import run_trainer
-from tasks.artifacts import progress_artifact
+from tasks.artifacts import progress_artifact, publish_image
 from tasks.engines import extraction_engine, extraction_key
 from tasks.loop import Loop
+from tasks.registry import registry_of
 
 _PERCENT = re.compile(r"training\s+(\d+) %")
 TRAINER_TIMEOUT_S = 7 * 24 * 3600.0
@@ -83,6 +85,10 @@ def train_on_stream(
             sweep_run(loop.endpoints.store, stream_run_id)
         clock.num_tokens = result.stream.num_tokens
     loop.remember("training", result)
+    if result.calibration is not None:
+        png = reliability_diagram(result.calibration, loop.run_dir / "plots" / "reliability.png")
+        publish_image("confidence head reliability", png, description="Calibration of the confidence head")
+        registry_of(loop).log_artifact(mlflow_run_id, png, folder="training")
     return result
 
 

@@ -2,6 +2,7 @@
 
     config.json, model.safetensors    as speculators writes them (a pruned drafter carries lm_head, d2t and t2d)
     target_fingerprint.json           the target it may be served on
+    calibration.json                  of the confidence head, where there is one; figures and thresholds beside it
     provenance.json                   resolved settings, command, versions, code revision, dataset and parent digests
     README.md                         model card
     checkpoint.json                   the CheckpointRef; written last, so its presence means the folder is complete
@@ -28,7 +29,9 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from components.contracts import (
+    CALIBRATION_FILE,
     FINGERPRINT_FILE,
+    Calibration,
     CheckpointRef,
     TargetFingerprint,
     TargetRef,
@@ -57,6 +60,7 @@ def export_checkpoint(
     parent_digest: str | None,
     expected_acceptance_length: float | None,
     extra: dict[str, Any],
+    calibration: Calibration | None = None,
 ) -> CheckpointRef:
     """Write `model` to `destination`, replacing what was there only once the new folder is complete.
 
@@ -71,6 +75,7 @@ def export_checkpoint(
         parent_digest: of the checkpoint it was warm-started from.
         expected_acceptance_length: teacher-forced on the validation split, bonus token included.
         extra: what else should be kept in provenance.json (JSON values).
+        calibration: of the confidence head; None writes no file.
 
     Raises:
         CheckpointError: the folder cannot be written (disk full, no permission); nothing is left behind.
@@ -79,6 +84,8 @@ def export_checkpoint(
         model.save_pretrained(folder)
         _drop_code(folder)
         _bind(folder, target)
+        if calibration is not None:
+            calibration.write(folder / CALIBRATION_FILE)
         return _finish(
             folder,
             destination,
@@ -97,6 +104,7 @@ def export_checkpoint(
 def rebind_checkpoint(checkpoint: CheckpointRef, *, target: TargetRef, destination: Path) -> CheckpointRef:
     """The same weights, bound to another target: new verifier path and fingerprint, `parent_digest` set.
 
+    A calibration goes along; it names the target whose acceptance it was fitted on.
     Whether the drafter is good there is for a gate to measure.
 
     Raises:
@@ -152,6 +160,23 @@ def load_checkpoint_ref(path: Path) -> CheckpointRef:
     if _read_fingerprint(folder) != ref.fingerprint:
         raise CheckpointError(f"{FINGERPRINT_FILE} and {MARKER_FILE} name different targets", got=folder)
     return ref
+
+
+def read_calibration(path: Path) -> Calibration | None:
+    """The calibration of the checkpoint at `path`; None where its confidence head has none.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    file = Path(path) / CALIBRATION_FILE
+    if not file.exists():
+        return None
+    try:
+        return Calibration.read(file)
+    except ConfigError as error:
+        raise CheckpointError(
+            "the checkpoint's calibration cannot be read", got=error, expected="a Calibration", fix="Restore it."
+        ) from None
 
 
 def require_bound(checkpoint_path: Path, fingerprint: TargetFingerprint) -> None:
@@ -253,7 +278,8 @@ def _finish(
         "extra": extra,
     }
     write_atomic(folder / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
-    write_atomic(folder / "README.md", model_card(ref, target=target, provenance=provenance))
+    card = model_card(ref, target=target, provenance=provenance, calibration=read_calibration(folder))
+    write_atomic(folder / "README.md", card)
     for file in folder.iterdir():
         _sync(file)
     write_atomic(folder / MARKER_FILE, ref.model_dump_json(indent=2, exclude={"path"}) + "\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 from components.contracts import CanaryReport, StageTiming
 from components.reporting.acceptance_plots import plot_acceptance
+from components.reporting.calibration_plots import reliability_diagram
 from components.reporting.report import ArmFigures, CurvePoint, LifecycleReport, TargetChangeReport
 from components.reporting.style import (
     ARM_COLOURS,
@@ -31,6 +32,8 @@ def plot_report(report: LifecycleReport, directory: Path) -> dict[str, Path]:
         )
     if report.training_curve:
         plots["training_curve"] = training_curve(report.training_curve, folder / "training_curve.png")
+    if report.calibration is not None:
+        plots["reliability"] = reliability_diagram(report.calibration, folder / "reliability.png")
     if report.acceptance is not None:
         plots |= plot_acceptance(report.acceptance, folder)
     if report.canary is not None and report.canary.steps:

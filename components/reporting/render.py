@@ -20,6 +20,7 @@ from components.reporting.tables import Table, headline, tables, verdict_style
 PLOT_CAPTIONS = {
     "stage_times": "When each stage ran",
     "training_curve": "Loss and acceptance length over steps",
+    "reliability": "Calibration of the confidence head",
     "acceptance_by_slice": "Acceptance length by slice",
     "acceptance_by_position": "Acceptance by draft position",
     "speed_by_concurrency": "Throughput against requests in flight",

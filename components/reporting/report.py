@@ -9,6 +9,7 @@ from pydantic import Field
 from components.contracts import (
     AcceptanceReport,
     ArmReport,
+    Calibration,
     CanaryReport,
     ChangeAction,
     ChangeKind,
@@ -87,6 +88,7 @@ class LifecycleReport(Record):
     stream: StreamReport | None = None
     training_curve: tuple[CurvePoint, ...] = ()
     checkpoint: CheckpointRef | None = None
+    calibration: Calibration | None = Field(default=None, description="of that checkpoint's confidence head")
     acceptance: AcceptanceReport | None = None
     gate: GateDecision | None = None
     canary: CanaryReport | None = None

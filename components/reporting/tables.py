@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from components.contracts import (
     AcceptanceReport,
     ArmReport,
+    Calibration,
     CanaryReport,
     GateDecision,
     SpeedPoint,
@@ -255,6 +256,38 @@ def _training(report: LifecycleReport) -> Iterator[Table]:
         ]
     if rows:
         yield Table("Training", ("", "value"), tuple(rows), text_columns=("value",), plots=("training_curve",))
+    if report.calibration is not None:
+        yield _calibration(report.calibration)
+
+
+def _calibration(calibration: Calibration) -> Table:
+    pairs = zip(calibration.before_by_position, calibration.after_by_position, strict=True)
+    named = [("all positions", calibration.before, calibration.after, "-", "-")]
+    named += [
+        (
+            f"drafts 1 to {k}" if k > 1 else "draft 1",
+            before,
+            after,
+            f"{calibration.temperatures[k - 1]:.2f}" if calibration.is_fitted[k - 1] else "not fitted",
+            f"{calibration.biases[k - 1]:+.2f}" if calibration.is_fitted[k - 1] else "not fitted",
+        )
+        for k, (before, after) in enumerate(pairs, 1)
+    ]
+    rows = tuple(
+        (
+            name, temperature, bias, f"{before.ece:.4f}", f"{after.ece:.4f}", f"{after.ece_floor:.4f}",
+            f"{before.brier:.4f}", f"{after.brier:.4f}", _number(before.auc), _number(after.auc),
+        )
+        for name, before, after, temperature, bias in named
+    )  # fmt: skip
+    folds = calibration.num_folds
+    told = f"each scored by a fit on other conversations ({folds} folds)" if folds else "too few to fit anything"
+    note = (
+        f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} held-out conversations, {told}. Event:"
+        f" {calibration.event}. Noise alone is the ECE to expect of right scores on as many blocks."
+    )
+    columns = ("survival of", "temperature", "bias", "ECE", "after", "noise alone", "Brier", "after", "AUC", "after")
+    return Table("Confidence head", columns, rows, note=note, plots=("reliability",))
 
 
 def _changes(changes: tuple[TargetChangeReport, ...]) -> Iterator[Table]:

@@ -6,7 +6,15 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from components.contracts import CheckpointRef, DatasetRef, Record, StoreEndpoint, StreamReport, TargetRef
+from components.contracts import (
+    Calibration,
+    CheckpointRef,
+    DatasetRef,
+    Record,
+    StoreEndpoint,
+    StreamReport,
+    TargetRef,
+)
 from components.settings import DrafterSettings, StreamSettings, TrainingSettings
 
 RESULT_FILE = "result.json"
@@ -88,4 +96,7 @@ class TrainingResult(Record):
     trainer_s: float = Field(description="wall time of the loop, waits and validation included")
     wait_s: float = Field(description="of it, waiting for hidden states")
     draft_vocab_coverage: dict[str, float] = Field(description="share of supervised tokens by split; empty: not pruned")
+    calibration: Calibration | None = Field(
+        default=None, description="of the checkpoint's confidence head, if it has one"
+    )
     stopped_by: str = Field(description="'data', 'steps', 'time' or 'acceptance'")

@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from components.contracts import CheckpointRef
+from components.contracts import Calibration, CheckpointRef
 from components.drafter.build import build_drafter, load_trainable, read_target_config
 from components.drafter.checkpoint import export_checkpoint, load_checkpoint_ref
 from components.drafter.start import read_lm_head
@@ -26,10 +26,12 @@ from components.drafter.vocabulary import DraftVocabulary, build_draft_vocabular
 from components.errors import CheckpointError, ConfigError, FingerprintMismatchError, run_main
 from components.hidden_states.stream import HiddenStateStream
 from components.settings import DrafterSettings
+from components.training.calibrate import calibrate, calibration_line, calibration_metrics
 from components.training.data import Rows, count_tokens, load_split, requests, training_order
 from components.training.engines import wait_for_engines
 from components.training.job import RESULT_FILE, TrainingJob, TrainingResult
 from components.training.loop import Loop
+from components.training.objective import BlockObjective
 from components.training.packing import pack_samples
 from components.training.state import StateFolder
 from components.training.stopping import StopOnSignal
@@ -135,7 +137,8 @@ class _Run:
             stopped_by = loop.run(stop.guard(packs))
         if untrained is None:
             return None
-        return self._result(drafter, untrained, loop, stream.report(), stopped_by)
+        calibration = self._calibrate(drafter, validation_rows, step=loop.progress.step)
+        return self._result(drafter, untrained, loop, stream.report(), stopped_by, calibration)
 
     def _build(self, train_rows: Rows, validation_rows: Rows) -> Any:
         job = self._job
@@ -239,14 +242,42 @@ class _Run:
         num_rows = _rows_holding(rows, settings.validation_anchors)
         self._ticker.update(f"reading {num_rows} validation conversations", now=True)
         samples = stream.stream(requests(rows, np.arange(rows.num_rows), indices=range(num_rows)))
-        dtype = torch.bfloat16 if settings.mixed_precision == "bf16" else torch.float32
         return Validation(
             list(pack_samples(samples, max_tokens=settings.tokens_per_step)),
             max_anchors=settings.validation_anchors,
-            lm_head_VH=read_lm_head(self._target_path).to(self._accelerator.device, dtype),
+            lm_head_VH=self._lm_head(),
             drafter=drafter.to(self._accelerator.device),
             num_draft_tokens=self._job.drafter.block_size - 1,
         )
+
+    def _lm_head(self) -> torch.Tensor:
+        """The target's full output head, on the device, in the dtype of the matrix products."""
+        dtype = torch.bfloat16 if self._job.training.mixed_precision == "bf16" else torch.float32
+        return read_lm_head(self._target_path).to(self._accelerator.device, dtype)
+
+    def _calibrate(self, drafter: Any, rows: Rows, *, step: int) -> Calibration | None:
+        """Calibrate the trained drafter's confidence head on the validation split; None where it has no such head.
+
+        The states come over a stream of their own: training may have left its own in the middle.
+        """
+        settings = self._job.training
+        if getattr(drafter, "confidence_head", None) is None or not settings.calibration_anchors:
+            return None
+        num_rows = _rows_holding(rows, settings.calibration_anchors)
+        self._ticker.update(f"calibrating the confidence head on {num_rows} held-out conversations", now=True)
+        with self._open_stream() as stream, StopOnSignal(), self._accelerator.autocast():
+            samples = stream.stream(requests(rows, np.arange(rows.num_rows), indices=range(num_rows)))
+            calibration = calibrate(
+                BlockObjective(drafter, settings),
+                pack_samples(samples, max_tokens=settings.tokens_per_step),
+                lm_head_VH=self._lm_head(),
+                num_draft_tokens=self._job.drafter.block_size - 1,
+                target_weights=self._job.target.fingerprint.weights,
+            )
+        if calibration is not None:
+            self._metrics.log(calibration_metrics(calibration), step=step)
+            self._ticker.update(calibration_line(calibration), now=True)
+        return calibration
 
     def _export(
         self,
@@ -257,6 +288,7 @@ class _Run:
         num_tokens: int,
         acceptance: float | None,
         extra: dict[str, Any],
+        calibration: Calibration | None = None,
     ) -> CheckpointRef | None:
         if not self._accelerator.is_main_process:
             return None
@@ -277,10 +309,17 @@ class _Run:
                 "draft_vocab_coverage": self._coverage,
                 **extra,
             },
+            calibration=calibration,
         )
 
     def _result(
-        self, drafter: Any, untrained: CheckpointRef, loop: Loop, stream: Any, stopped_by: str
+        self,
+        drafter: Any,
+        untrained: CheckpointRef,
+        loop: Loop,
+        stream: Any,
+        stopped_by: str,
+        calibration: Calibration | None,
     ) -> TrainingResult:
         progress = loop.progress
         best = max(progress.validation, key=lambda point: (point.acceptance_length, point.step))
@@ -291,6 +330,7 @@ class _Run:
             num_tokens=progress.num_tokens,
             acceptance=best.acceptance_length,
             extra={"validation": best.model_dump(mode="json"), "num_steps": progress.step},
+            calibration=calibration,
         )
         assert checkpoint is not None
         return TrainingResult(
@@ -304,6 +344,7 @@ class _Run:
             trainer_s=progress.elapsed_s,
             wait_s=progress.wait_s,
             draft_vocab_coverage=self._coverage,
+            calibration=calibration,
             stopped_by=stopped_by,
         )
 

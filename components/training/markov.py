@@ -40,14 +40,19 @@ def markov_features(
         blocks: the anchors.
         block_S, offset_S: block and slot (1..K) of each supervised slot.
     """
-    if head.head_type == "vanilla":
-        return previous_SR
-    if head.head_type == "gated":
-        gate_SR = torch.sigmoid(head.gate_proj(torch.cat([hidden_SH.to(previous_SR.dtype), previous_SR], dim=-1)))
-        return gate_SR * previous_SR
+    if head.head_type != "rnn":
+        return gated_features(head, previous_SR, hidden_SH)
     assert hidden_NBH is not None
     features_NBR = _recurrent(head, _previous_tokens(pack, blocks), hidden_NBH)
     return features_NBR[block_S, offset_S]
+
+
+def gated_features(head: Any, previous_SR: torch.Tensor, hidden_SH: torch.Tensor) -> torch.Tensor:
+    """f of a vanilla or a gated head, which looks at nothing but its own slot; [S, R]."""
+    if head.head_type == "vanilla":
+        return previous_SR
+    gate_SR = torch.sigmoid(head.gate_proj(torch.cat([hidden_SH.to(previous_SR.dtype), previous_SR], dim=-1)))
+    return gate_SR * previous_SR
 
 
 def _previous_tokens(pack: Pack, blocks: Blocks) -> torch.Tensor:

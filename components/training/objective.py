@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from components.errors import ConfigError
 from components.settings import TrainingSettings
 from components.training.attention import block_attention, rotate
-from components.training.head_loss import LOSS_NAMES, SlotScores, SlotTargets, head_loss
-from components.training.markov import markov_features
+from components.training.head_loss import CHUNK_ELEMENTS, LOSS_NAMES, SlotScores, SlotTargets, head_loss
+from components.training.markov import gated_features, markov_features
 from components.training.packing import Blocks, Pack
 
 
@@ -60,6 +60,14 @@ class BlockScores:
     match_NK: torch.Tensor
     overlap_NK: torch.Tensor
     confidence_NK: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class GreedyDrafts:
+    """`draft_ids_NK` as target ids, and the confidence head's `logits_NK`; zero at slots that are not valid."""
+
+    draft_ids_NK: torch.Tensor
+    logits_NK: torch.Tensor
 
 
 class BlockObjective(nn.Module):
@@ -157,6 +165,49 @@ class BlockObjective(nn.Module):
             hidden_SH, markov_SR, self._head(), head_VR, targets,
             slot_weights_S=decay_S, loss_weights=self.settings.loss,
         )  # fmt: skip
+
+    @torch.no_grad()
+    def draft(self, pack: Pack, blocks: Blocks) -> GreedyDrafts | None:
+        """Greedy drafts and their confidence as served: the heads are given the drafter's own previous token.
+
+        Training, and so `forward`, gives them the text's. The two agree as long as all drafts were right.
+
+        Returns:
+            None where the drafter has no confidence head, or a recurrent Markov head, which is not served.
+        """
+        if self.confidence_head is None or (self.markov_head is not None and self.markov_head.head_type == "rnn"):
+            return None
+        slots, device = supervised_slots(blocks), blocks.anchors_N.device
+        hidden_SH, _ = self._backbone(pack, blocks, slots)
+        slot_NK = torch.full(blocks.valid_NK.shape, -1, dtype=torch.long, device=device)
+        slot_NK[slots.block_S, slots.offset_S - 1] = torch.arange(len(hidden_SH), device=device)
+        drafts = GreedyDrafts(torch.zeros_like(slot_NK), torch.zeros(slot_NK.shape, device=device))
+        previous_N = pack.token_ids_T[blocks.anchors_N]
+        num_rows = max(1, CHUNK_ELEMENTS // self._head().shape[0])
+        for k in range(slot_NK.shape[1]):
+            for chosen in torch.nonzero(blocks.valid_NK[:, k]).flatten().split(num_rows):
+                draft_C, logits_C = self._draft_slots(hidden_SH[slot_NK[chosen, k]], previous_N[chosen])
+                drafts.draft_ids_NK[chosen, k], drafts.logits_NK[chosen, k] = draft_C, logits_C
+            previous_N = drafts.draft_ids_NK[:, k]
+        return drafts
+
+    def _draft_slots(self, hidden_CH: torch.Tensor, previous_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The most probable token of each slot, as target id, and the confidence logit."""
+        head_VH, features_CF = self._head(), hidden_CH
+        with torch.autocast(hidden_CH.device.type, enabled=False):
+            logits_CV = hidden_CH.to(head_VH.dtype) @ head_VH.T
+            if self.markov_head is not None:
+                previous_CR = self.markov_head.prev_embeddings(previous_C)
+                markov_CR = gated_features(self.markov_head, previous_CR, hidden_CH)
+                weight_VR = self.markov_head.markov_w2.weight
+                logits_CV = logits_CV + markov_CR.to(head_VH.dtype) @ weight_VR.to(head_VH.dtype).T
+                if self.drafter.config.confidence_head_with_markov:
+                    features_CF = torch.cat([hidden_CH, previous_CR.to(hidden_CH.dtype)], dim=-1)
+        draft_C = logits_CV.float().argmax(-1)
+        if self.drafter.d2t is not None:
+            draft_C = draft_C + self.drafter.d2t[draft_C]
+        assert self.confidence_head is not None
+        return draft_C, self.confidence_head(features_CF).float()
 
     def _head(self) -> torch.Tensor:
         """The frozen output head in the dtype of the matrix products, cast once."""

@@ -18,7 +18,7 @@ from offline_reader import random_requests
 from stream_services import FINGERPRINT, Master, free_port, running_master
 
 from components.contracts import DatasetRef, TargetRef
-from components.drafter.checkpoint import load_checkpoint_ref, require_bound
+from components.drafter.checkpoint import load_checkpoint_ref, read_calibration, require_bound
 from components.errors import TrainingError
 from components.hidden_states.launch import extraction_args
 from components.hidden_states.store import count_run_keys
@@ -132,6 +132,11 @@ def test_it_trains_from_streamed_states_and_exports_a_bound_checkpoint(job: Trai
     history = client.get_metric_history(run_id, "train/loss")
     assert [point.step for point in history] == [point.step for point in result.curve]
     assert client.get_metric_history(run_id, "validation/acceptance_length")
+    assert result.calibration is not None and result.calibration.num_conversations == 12
+    assert read_calibration(Path(result.checkpoint.path)) == result.calibration
+    assert read_calibration(Path(result.untrained.path)) is None
+    assert client.get_metric_history(run_id, "calibration/ece_after")[0].value == result.calibration.after.ece
+    assert count_run_keys(job.store, run_id=RUN) == 0
 
 
 def test_sigterm_saves_the_state_and_a_resumed_run_goes_on(job: TrainingJob, master: Master) -> None:

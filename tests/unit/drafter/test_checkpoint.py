@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.contracts import CheckpointRef, TargetFingerprint, TargetRef
+from components.contracts import CALIBRATION_FILE, Calibration, CheckpointRef, TargetFingerprint, TargetRef
 from components.drafter import checkpoint as module
 from components.drafter.build import build_drafter, trainable_state
-from components.drafter.checkpoint import export_checkpoint, load_checkpoint_ref, rebind_checkpoint, require_bound
+from components.drafter.calibration import fit_calibration
+from components.drafter.checkpoint import (
+    export_checkpoint,
+    load_checkpoint_ref,
+    read_calibration,
+    rebind_checkpoint,
+    require_bound,
+)
 from components.drafter.start import read_lm_head
 from components.drafter.vocabulary import build_draft_vocabulary
 from components.errors import CheckpointError, FingerprintMismatchError
@@ -32,7 +40,15 @@ def target_ref(path: Path, **parts: str) -> TargetRef:
     )
 
 
-def export(target: Path, destination: Path, *, step: int = 3) -> tuple[object, CheckpointRef]:
+def calibration() -> Calibration:
+    draws = np.random.default_rng(0)
+    logits_NK = draws.normal(size=(400, 3))
+    return fit_calibration(logits_NK, draws.random((400, 3)) < 0.6, np.arange(400) // 20, target_weights="a" * 64)
+
+
+def export(
+    target: Path, destination: Path, *, step: int = 3, calibration: Calibration | None = None
+) -> tuple[object, CheckpointRef]:
     counts_V = torch.ones(read_lm_head(target).shape[0], dtype=torch.long)
     model = build_drafter(
         SETTINGS,
@@ -52,6 +68,7 @@ def export(target: Path, destination: Path, *, step: int = 3) -> tuple[object, C
         parent_digest=None,
         expected_acceptance_length=1.25,
         extra={"training": {"seed": 0}},
+        calibration=calibration,
     )
     return model, ref
 
@@ -136,6 +153,33 @@ def test_rebinding_keeps_the_weights_and_names_the_parent(tiny_target: Path, tmp
     assert weights[0] == weights[1]
     config = json.loads((tmp_path / "rebound" / "config.json").read_text())
     assert config["speculators_config"]["verifier"]["name_or_path"] == str(tmp_path / "quantized")
+
+
+def test_the_calibration_travels_with_the_checkpoint(tiny_target: Path, tmp_path: Path) -> None:
+    fitted = calibration()
+    _, old = export(tiny_target, tmp_path / "drafter", calibration=fitted)
+    assert read_calibration(tmp_path / "drafter") == fitted
+    card = (tmp_path / "drafter" / "README.md").read_text()
+    assert f"to {fitted.after.ece:.4f}" in card and "400 blocks of 20" in card and "not of this one" not in card
+    rebind_checkpoint(old, target=target_ref(tiny_target, weights="9" * 64), destination=tmp_path / "rebound")
+    assert read_calibration(tmp_path / "rebound") == fitted
+    assert "not of this one" in (tmp_path / "rebound" / "README.md").read_text()
+
+
+def test_the_digest_covers_the_calibration(tiny_target: Path, tmp_path: Path) -> None:
+    _, without = export(tiny_target, tmp_path / "without")
+    assert read_calibration(tmp_path / "without") is None
+    assert "calibration" not in (tmp_path / "without" / "README.md").read_text()
+    folder = tmp_path / "drafter"
+    _, ref = export(tiny_target, folder, calibration=calibration())
+    assert ref.digest != without.digest
+    stored = (folder / CALIBRATION_FILE).read_text()
+    (folder / CALIBRATION_FILE).unlink()
+    with pytest.raises(CheckpointError, match="changed after it was written"):
+        load_checkpoint_ref(folder)
+    (folder / CALIBRATION_FILE).write_text(stored.replace("temperatures", "temperature"))
+    with pytest.raises(CheckpointError, match=r"calibration cannot be read.*temperature.*Restore"):
+        read_calibration(folder)
 
 
 def test_rebinding_a_changed_checkpoint_is_refused(tiny_target: Path, tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.special import expit
 
 from components.contracts import (
     AcceptanceReport,
     ArmReport,
+    Calibration,
     CanaryReport,
     CanaryStep,
     ChangeAction,
@@ -23,6 +26,7 @@ from components.contracts import (
     TargetRef,
     Verdict,
 )
+from components.drafter.calibration import fit_calibration
 from components.reporting.render import PLOT_CAPTIONS, markdown, render_terminal, write_report
 from components.reporting.report import ArmFigures, CurvePoint, LifecycleReport, TargetChangeReport
 
@@ -53,6 +57,14 @@ def arm(name: str, length: float, *, num_positions: int, rates: dict[int, float]
         speed=points,
         engine_counters={},
     )
+
+
+def calibration() -> Calibration:
+    """Of an overconfident head with four draft positions."""
+    draws = np.random.default_rng(0)
+    logits_NK = draws.normal(-0.5, 1.2, (3000, 4))
+    accepted_NK = draws.random(logits_NK.shape) < expit(logits_NK)
+    return fit_calibration(2 * logits_NK, accepted_NK, np.arange(3000) // 30)
 
 
 @pytest.fixture
@@ -101,7 +113,7 @@ def full(bare: LifecycleReport) -> LifecycleReport:
     return bare.model_copy(
         update={
             "stages": stages, "total_s": 200.0, "orchestration_share": 0.05, "acceptance": acceptance, "gate": gate,
-            "canary": canary, "target_changes": (change,), "peak_memory_mib": 8192.0,
+            "canary": canary, "calibration": calibration(), "target_changes": (change,), "peak_memory_mib": 8192.0,
             "training_curve": tuple(
                 CurvePoint(step=10 * n, loss=3.0 / n, acceptance_length=1 + n / 50) for n in range(1, 31)
             ),
@@ -112,6 +124,7 @@ def full(bare: LifecycleReport) -> LifecycleReport:
 FIGURES = [
     "1.731 [1.63, 1.83]", "1.731 [1.53, 1.93]", "1.002", "98.0%", "47 of 48", "1.42x", "0.70x", "61 (92), 7 (9)",
     "1-4: 4, 5-64: 0", "3 min 20 s", "5.0%", "8.0 GiB", "rolled back to no draft", "1.750", "0.062", "200",
+    "drafts 1 to 4", "3,000 blocks of 100 held-out conversations", f"{calibration().after.ece:.4f}",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,3 +174,40 @@ def test_losses_of_another_name_and_other_drafters_are_refused(make_drafter: Cal
         BlockObjective(make_drafter(), TrainingSettings(loss={"mse": 1.0}))
     with pytest.raises(ConfigError, match="eagle3"):
         BlockObjective(make_drafter(algorithm="eagle3"), TrainingSettings())
+
+
+@pytest.mark.parametrize("markov_rank", [8, 0])
+def test_drafts_see_their_own_tokens_and_forward_agrees_where_the_text_is_the_drafts(
+    make_drafter: Callable[..., Any], packs: list[Pack], markov_rank: int
+) -> None:
+    drafter = make_drafter(markov_rank=markov_rank)
+    torch.manual_seed(3)
+    for parameter in drafter.parameters():  # a fresh Markov head says next to nothing
+        if parameter.requires_grad and parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.3)
+    objective = BlockObjective(drafter, TrainingSettings(mixed_precision="no"))
+    pack, blocks = packs[0], whole_blocks(packs[0])
+    drafts = objective.draft(pack, blocks)
+    assert drafts is not None and drafts.draft_ids_NK.shape == drafts.logits_NK.shape == blocks.valid_NK.shape
+    forced = objective(pack, blocks).confidence_NK
+    assert torch.allclose(drafts.logits_NK[:, 0].sigmoid(), forced[:, 0], atol=1e-5)
+    assert torch.allclose(drafts.logits_NK.sigmoid(), forced, atol=1e-5) == (markov_rank == 0)
+    for n, anchor in enumerate(blocks.anchors_N.tolist()):
+        text_T = pack.token_ids_T.clone()
+        text_T[anchor + 1 : anchor + 1 + K] = drafts.draft_ids_NK[n]
+        as_text = replace(pack, token_ids_T=text_T)
+        span = next((start, end, 0, 1) for start, end, first, last in blocks.spans if first <= n < last)
+        alone = Blocks(blocks.anchors_N[n : n + 1], blocks.valid_NK[n : n + 1], [span])
+        target_T = torch.full((pack.num_tokens,), -1).index_put_(
+            (torch.arange(anchor, anchor + K),), drafts.draft_ids_NK[n]
+        )
+        scores = objective(as_text, alone, target_T)
+        assert torch.allclose(scores.confidence_NK, drafts.logits_NK[n : n + 1].sigmoid(), atol=1e-5)
+        assert scores.match_NK.all()  # the drafts are those of the loss, too
+
+
+def test_without_a_confidence_head_there_are_no_confidences(
+    make_drafter: Callable[..., Any], packs: list[Pack]
+) -> None:
+    objective = BlockObjective(make_drafter(confidence_head=False), TrainingSettings(mixed_precision="no"))
+    assert objective.draft(packs[0], whole_blocks(packs[0])) is None
