@@ -1,7 +1,8 @@
 """Builds drafters from speculators' models, with the target's embedding, head rows and final norm frozen and shared.
 
-All drafters use the "1+K fill-in" layout (`sample_from_anchor=False`): slot 0 of a block holds the anchor, the token
-the target just committed, and slots 1..K = block_size - 1 are filled in. It is the layout vLLM serves everywhere.
+DSpark and DFlash use the "1+K fill-in" layout (`sample_from_anchor=False`): slot 0 of a block holds the anchor, the
+token the target just committed, and slots 1..K = block_size - 1 are filled in. It is the layout vLLM serves everywhere.
+EAGLE-3 drafts the same K tokens after the anchor, in K steps of its layers.
 """
 
 from __future__ import annotations
@@ -161,6 +162,11 @@ def _check_against_target(settings: DrafterSettings, config: Any, aux_layer_ids:
         )
     if settings.mask_token_id is not None and not 0 <= settings.mask_token_id < int(config.vocab_size):
         raise ConfigError("drafter.mask_token_id is no token of the target", got=settings.mask_token_id)
+
+
+def num_draft_tokens(model: Any) -> int:
+    """K, the tokens a drafter of `build_drafter` proposes per step."""
+    return int(model.config.speculators_config.proposal_methods[0].speculative_tokens)
 
 
 def trainable_state(model: Any) -> dict[str, torch.Tensor]:

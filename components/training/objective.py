@@ -74,13 +74,7 @@ class BlockObjective(nn.Module):
         unknown = set(settings.loss) - set(LOSS_NAMES)
         if unknown or not any(settings.loss.values()):
             raise ConfigError("training.loss", got=dict(settings.loss), expected=f"weights of {', '.join(LOSS_NAMES)}")
-        algorithm = drafter.config.speculators_model_type
-        if algorithm not in ("dspark", "dflash") or drafter.config.sample_from_anchor:
-            raise ConfigError(
-                "the training loop has no objective for this drafter", got=algorithm, expected="dspark, dflash"
-            )
-        if algorithm == "dspark" and drafter.markov_head is not None and drafter.markov_head.head_type != "vanilla":
-            raise ConfigError("markov head", got=drafter.markov_head.head_type, expected="vanilla")
+        self._require_trainable(drafter)
         self.drafter = drafter
         self.settings = settings
         self.markov_head = getattr(drafter, "markov_head", None)
@@ -129,6 +123,13 @@ class BlockObjective(nn.Module):
             confidence_NK=_by_block(confidence_S, slots, blocks) if confidence_S is not None else None,
         )
 
+    def _require_trainable(self, drafter: Any) -> None:
+        algorithm = drafter.config.speculators_model_type
+        if algorithm not in ("dspark", "dflash") or drafter.config.sample_from_anchor:
+            raise ConfigError("this objective does not train this drafter", got=algorithm, expected="dspark, dflash")
+        if algorithm == "dspark" and drafter.markov_head is not None and drafter.markov_head.head_type != "vanilla":
+            raise ConfigError("markov head", got=drafter.markov_head.head_type, expected="vanilla")
+
     def _head(self) -> torch.Tensor:
         """The frozen output head in the dtype of the matrix products, cast once."""
         weight = self.drafter.lm_head.weight.detach()
@@ -170,14 +171,14 @@ class BlockObjective(nn.Module):
         states_NBH = drafter.embed_tokens(token_ids_NB)
         context_TH = drafter.hidden_norm(drafter.fc(pack.states_TLH[:, :-1].flatten(1).to(states_NBH.dtype)))
         positions_NB = pack.positions_T[blocks.anchors_N][:, None] + torch.arange(block_size, device=states_NBH.device)
-        rope_T = _rope(drafter, context_TH, pack.positions_T)
-        rope_NB = _rope(drafter, states_NBH, positions_NB)
+        rope_T = rope_at(drafter, context_TH, pack.positions_T)
+        rope_NB = rope_at(drafter, states_NBH, positions_NB)
         for layer in drafter.layers[:-1]:
             attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=0)
-            states_NBH = _finish_layer(layer, states_NBH, attended)
+            states_NBH = finish_layer(layer, states_NBH, attended)
         layer = drafter.layers[-1]
         attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=1)
-        states_SH = _finish_layer(
+        states_SH = finish_layer(
             layer, states_NBH[slots.block_S, slots.offset_S], attended[slots.block_S, slots.offset_S - 1]
         )
         hidden_SH: torch.Tensor = drafter.norm(states_SH)
@@ -217,13 +218,15 @@ def _attend(
     )
 
 
-def _finish_layer(layer: Any, states: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+def finish_layer(layer: Any, states: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    """The rest of a decoder layer after its attention: `o_proj`, residual, MLP, residual."""
     states = states + layer.self_attn.o_proj(attended)
     finished: torch.Tensor = states + layer.mlp(layer.post_attention_layernorm(states))
     return finished
 
 
-def _rope(drafter: Any, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_at(drafter: Any, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin at `positions` (any shape), [..., D] each, in the dtype of `states`."""
     cos, sin = drafter.rotary_emb(states, positions.reshape(1, -1))
     return cos[0].unflatten(0, positions.shape), sin[0].unflatten(0, positions.shape)
 

@@ -136,14 +136,15 @@ def choose_blocks(
 ) -> Blocks | None:
     """Anchors at supervised tokens that a supervised token follows; a random subset of `num_anchors`, or all.
 
-    `in_prompts` counts every token as supervised: the target's distribution is known after each of them.
+    `in_prompts` counts every token as supervised: the target's distribution is known after each of them. The first
+    token of a document is no anchor: no state comes before it, and a served drafter always has one.
 
     Returns:
         None where the pack has no such token.
     """
     supervised_T = torch.ones_like(pack.supervised_T) if in_prompts else pack.supervised_T
     valid_TK = _supervised_runs(supervised_T, pack.bounds, num_draft_tokens)
-    candidates = torch.nonzero(supervised_T & valid_TK[:, 0]).flatten()
+    candidates = torch.nonzero(supervised_T & valid_TK[:, 0] & (pack.positions_T > 0)).flatten()
     if num_anchors is not None and len(candidates) > num_anchors:
         chosen = torch.randperm(len(candidates), generator=generator)[:num_anchors]
         candidates = candidates[chosen.to(candidates.device)].sort().values
