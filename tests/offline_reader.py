@@ -56,7 +56,9 @@ class OfflineReader:
             token_ids = torch.from_numpy(request.token_ids.astype(np.int64))[None]
             output = self._model.model(token_ids, output_hidden_states=True)
             assert self._last is not None
-            layers = [output.hidden_states[layer] for layer in self._aux_layer_ids] + [self._last]
+            # transformers applies the final norm to its last state, the stream's last state is before it.
+            states = [*output.hidden_states[:-1], self._last]
+            layers = [states[layer] for layer in self._aux_layer_ids] + [self._last]
             sample = OfflineSample(request, torch.stack(layers, dim=2)[0].to(self._dtype))
             self.samples.append(sample)
             yield sample

@@ -4,9 +4,10 @@ What is copied: the projections and norms of one target layer per draft layer, a
 but for an identity on one aux layer's slot, so the drafter's context is that layer's own residual stream; its norm is
 the input norm of the first copied layer. The per-head q and k norms, which a Llama target lacks, stay at one.
 
-EAGLE-3's first layer reads two halves, the embedding of the token at hand and the state before it, and a layer of the
-target reads one stream that holds both. So its projections stand in both halves, behind the same norm: they see the sum
-W (norm(embedding) + norm(state)).
+EAGLE-3's first layer reads two halves, the embedding of the token at hand and the state before it, where a layer of the
+target reads one stream that holds both. So half of its projections stands in each half, both behind that layer's norm:
+they read the mean of the two, as the target would where the two are equal (docs/lab-notes.md has
+what other splits learn).
 """
 
 from __future__ import annotations
@@ -110,9 +111,12 @@ def _copy_layer(draft_layer: Any, weights: TensorFiles, prefix: str) -> None:
     parameters = dict(draft_layer.named_parameters())
     for name in LAYER_WEIGHTS:
         parameter = parameters[name].detach()
-        is_two = hasattr(draft_layer, "hidden_norm") and name in TWO_HALVES
-        for half in parameter.chunk(2, dim=1) if is_two else (parameter,):
-            _copy(half, weights, prefix + name)
+        if name in TWO_HALVES and hasattr(draft_layer, "hidden_norm"):
+            for half in parameter.chunk(2, dim=1):
+                _copy(half, weights, prefix + name)
+            parameter.mul_(0.5)
+        else:
+            _copy(parameter, weights, prefix + name)
     for name in OPTIONAL_LAYER_WEIGHTS:
         if not weights.find(prefix + name):
             continue

@@ -75,7 +75,7 @@ def test_start_from_target_layers_copies_layers_norms_and_passes_one_slot(tiny_t
     assert torch.equal(model.fc(states.flatten(1)), states[:, 1])
 
 
-def test_eagle3_starts_with_the_targets_projections_in_both_halves(tiny_target: Path) -> None:
+def test_eagle3_starts_with_half_of_the_targets_projections_in_each_half(tiny_target: Path) -> None:
     settings = SETTINGS.model_copy(
         update={"algorithm": "eagle3", "start": "target_layers", "start_layers": (3, 1), "start_norm_scale": 0.5}
     )
@@ -86,7 +86,7 @@ def test_eagle3_starts_with_the_targets_projections_in_both_halves(tiny_target: 
     for name in ("q_proj", "k_proj", "v_proj"):
         expected = weights.read(f"layers.3.self_attn.{name}.weight").float()
         both = first.self_attn.get_submodule(name)(torch.cat([embedded, states], dim=-1))
-        torch.testing.assert_close(both, (embedded + states) @ expected.T, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(both, (embedded + states) / 2 @ expected.T, rtol=1e-4, atol=1e-4)
         expected = weights.read(f"layers.1.self_attn.{name}.weight").float()
         assert torch.equal(second.self_attn.get_submodule(name).weight, expected)
     norm_H = weights.read("layers.3.input_layernorm.weight").float()
