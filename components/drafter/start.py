@@ -6,8 +6,7 @@ the input norm of the first copied layer. The per-head q and k norms, which a Ll
 
 EAGLE-3's first layer reads two halves, the embedding of the token at hand and the state before it, where a layer of the
 target reads one stream that holds both. So half of its projections stands in each half, both behind that layer's norm:
-they read the mean of the two, as the target would where the two are equal (docs/lab-notes.md has
-what other splits learn).
+they read the mean of the two (docs/lab-notes.md has what other splits learn).
 """
 
 from __future__ import annotations

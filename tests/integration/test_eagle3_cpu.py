@@ -131,7 +131,7 @@ def test_served_acceptance_and_answers_are_those_of_the_objective(
     ]
     num_equal = sum(a == b for a, b in zip(expected, counted, strict=True))
     print(f"length by the objective {lengths[0]:.4f}, served {lengths[1]:.4f}; {num_equal} requests equal")
-    assert lengths[0] > 1.5  # the drafter has learnt something, so there is something to compare
+    assert lengths[0] > 1.3  # the drafter has learnt something, so there is something to compare
     # A rounding may part one request at a tie of the target's or the drafter's two best tokens.
     assert num_same_answers >= NUM_PROMPTS - 1
     assert num_equal >= NUM_PROMPTS - 1
