@@ -19,7 +19,7 @@ from components.hidden_states.sample import SampleRequest
 
 @dataclass
 class OfflineSample:
-    """A request and its states: the aux layers, then the last state before the final norm; bf16 [T, L + 1, H]."""
+    """A request and its states: the aux layers, then the last state before the final norm; [T, L + 1, H]."""
 
     request: SampleRequest
     states_TLH: torch.Tensor
@@ -31,11 +31,17 @@ class OfflineSample:
 
 
 class OfflineReader:
-    """Runs the target on each request. Layer id N is the residual stream after layer N."""
+    """Runs the target on each request. Layer id N is the residual stream after layer N.
 
-    def __init__(self, target_path: Path, *, aux_layer_ids: tuple[int, ...]) -> None:
+    `dtype` is that of the states; the stream's is bf16, the default.
+    """
+
+    def __init__(
+        self, target_path: Path, *, aux_layer_ids: tuple[int, ...], dtype: torch.dtype = torch.bfloat16
+    ) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(str(target_path), dtype=torch.float32).eval()
         self._aux_layer_ids = aux_layer_ids
+        self._dtype = dtype
         self._last: torch.Tensor | None = None
         self._model.model.norm.register_forward_pre_hook(self._keep_last)
         self.samples: list[OfflineSample] = []
@@ -50,8 +56,10 @@ class OfflineReader:
             token_ids = torch.from_numpy(request.token_ids.astype(np.int64))[None]
             output = self._model.model(token_ids, output_hidden_states=True)
             assert self._last is not None
-            layers = [output.hidden_states[layer] for layer in self._aux_layer_ids] + [self._last]
-            sample = OfflineSample(request, torch.stack(layers, dim=2)[0].to(torch.bfloat16))
+            # transformers applies the final norm to its last state, the stream's last state is before it.
+            states = [*output.hidden_states[:-1], self._last]
+            layers = [states[layer] for layer in self._aux_layer_ids] + [self._last]
+            sample = OfflineSample(request, torch.stack(layers, dim=2)[0].to(self._dtype))
             self.samples.append(sample)
             yield sample
 

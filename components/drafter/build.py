@@ -1,7 +1,8 @@
 """Builds drafters from speculators' models, with the target's embedding, head rows and final norm frozen and shared.
 
-All drafters use the "1+K fill-in" layout (`sample_from_anchor=False`): slot 0 of a block holds the anchor, the token
-the target just committed, and slots 1..K = block_size - 1 are filled in. It is the layout vLLM serves everywhere.
+DSpark and DFlash use the "1+K fill-in" layout (`sample_from_anchor=False`): slot 0 of a block holds the anchor, the
+token the target just committed, and slots 1..K = block_size - 1 are filled in. It is the layout vLLM serves everywhere.
+EAGLE-3 drafts the same K tokens after the anchor, in K steps of its layers.
 """
 
 from __future__ import annotations
@@ -104,9 +105,13 @@ def load_drafter(checkpoint_path: Path, *, target_path: Path) -> Any:
 
 def _build(settings: DrafterSettings, layer_config: Any, target_path: Path, arguments: dict[str, Any]) -> Any:
     if settings.algorithm == "eagle3":
-        return Eagle3DraftModel.from_training_args(
+        model = Eagle3DraftModel.from_training_args(
             layer_config, norm_before_residual=False, ttt_steps=settings.block_size - 1, **arguments
         )
+        # Not written, as speculators does for DFlash and DSpark: vLLM shares the target's where there is none.
+        shared = ["embed_tokens.weight"] if model.use_draft_vocab else ["embed_tokens.weight", "lm_head.weight"]
+        model._keys_to_ignore_on_save = [*type(model)._keys_to_ignore_on_save, *shared]
+        return model
     arguments |= {
         "block_size": settings.block_size,
         "mask_token_id": settings.mask_token_id
@@ -179,6 +184,11 @@ def _check_against_target(settings: DrafterSettings, config: Any, aux_layer_ids:
         )
     if settings.mask_token_id is not None and not 0 <= settings.mask_token_id < int(config.vocab_size):
         raise ConfigError("drafter.mask_token_id is no token of the target", got=settings.mask_token_id)
+
+
+def num_draft_tokens(model: Any) -> int:
+    """K, the tokens a drafter of `build_drafter` proposes per step."""
+    return int(model.config.speculators_config.proposal_methods[0].speculative_tokens)
 
 
 def trainable_state(model: Any) -> dict[str, torch.Tensor]:

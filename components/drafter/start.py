@@ -3,6 +3,10 @@
 What is copied: the projections and norms of one target layer per draft layer, and the final norm. `fc` becomes zero
 but for an identity on one aux layer's slot, so the drafter's context is that layer's own residual stream; its norm is
 the input norm of the first copied layer. The per-head q and k norms, which a Llama target lacks, stay at one.
+
+EAGLE-3's first layer reads two halves, the embedding of the token at hand and the state before it, where a layer of the
+target reads one stream that holds both. So half of its projections stands in each half, both behind that layer's norm:
+they read the mean of the two (docs/lab-notes.md has what other splits learn).
 """
 
 from __future__ import annotations
@@ -28,13 +32,14 @@ LAYER_WEIGHTS = (
     "mlp.down_proj.weight",
 )
 OPTIONAL_LAYER_WEIGHTS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+TWO_HALVES = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")
 
 
 def start_from_target(model: Any, *, target_path: Path, start_layers: tuple[int, ...], aux_slot: int) -> None:
     """Overwrite the drafter's layers, `fc`, its norms and the final norm with the target's, in place.
 
     Args:
-        model: a DFlash or DSpark drafter.
+        model: a drafter of `build_drafter`.
         target_path: folder with the target's safetensors.
         start_layers: target layer (from 0) copied into each draft layer.
         aux_slot: aux layer whose states `fc` passes on unchanged; negative counts from the end.
@@ -43,13 +48,13 @@ def start_from_target(model: Any, *, target_path: Path, start_layers: tuple[int,
         ConfigError: the target's layers do not have the drafter's shape.
         TargetError: a weight is missing from the target's files.
     """
-    if model.config.speculators_model_type == "eagle3":
-        raise ConfigError("drafter.start 'target_layers' is for dspark and dflash", got="eagle3", expected="plain")
     weights = read_tensors(target_path)
     for draft_layer, target_layer in zip(model.layers, start_layers, strict=True):
         _copy_layer(draft_layer, weights, f"layers.{target_layer}.")
     _copy(model.norm.weight, weights, "norm.weight")
-    _copy(model.hidden_norm.weight, weights, f"layers.{start_layers[0]}.input_layernorm.weight")
+    # EAGLE-3 keeps the norm of the fused states in its first layer.
+    context_norm = getattr(model, "hidden_norm", None) or model.layers[0].hidden_norm
+    _copy(context_norm.weight, weights, f"layers.{start_layers[0]}.input_layernorm.weight")
     hidden_size = model.fc.weight.shape[0]
     slot = range(model.fc.weight.shape[1] // hidden_size)[aux_slot]
     with torch.no_grad():
@@ -104,10 +109,23 @@ def read_lm_head(target_path: Path) -> torch.Tensor:
 def _copy_layer(draft_layer: Any, weights: TensorFiles, prefix: str) -> None:
     parameters = dict(draft_layer.named_parameters())
     for name in LAYER_WEIGHTS:
-        _copy(parameters[name], weights, prefix + name)
+        parameter = parameters[name].detach()
+        if name in TWO_HALVES and hasattr(draft_layer, "hidden_norm"):
+            for half in parameter.chunk(2, dim=1):
+                _copy(half, weights, prefix + name)
+            parameter.mul_(0.5)
+        else:
+            _copy(parameter, weights, prefix + name)
     for name in OPTIONAL_LAYER_WEIGHTS:
-        if weights.find(prefix + name):
-            _copy(parameters[name], weights, prefix + name)
+        if not weights.find(prefix + name):
+            continue
+        if name not in parameters:
+            raise ConfigError(
+                "drafter.start 'target_layers' needs draft layers of the target's kind",
+                got=f"the target has {name}, the drafter's layers have none",
+                fix="Use drafter.start: plain.",
+            )
+        _copy(parameters[name], weights, prefix + name)
 
 
 def _copy(parameter: torch.Tensor, weights: TensorFiles, name: str) -> None:

@@ -8,7 +8,10 @@ Shapes: T packed tokens, N anchors, B block size, Q queried slots per block, H h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 
 def block_attention(
@@ -86,6 +89,32 @@ def _document_attention(
         .permute(1, 3, 0, 2, 4)
         .reshape(num_anchors, num_slots, num_heads * head_dim)
     )
+
+
+def causal_attention(
+    query_THD: torch.Tensor,
+    key_TGD: torch.Tensor,
+    value_TGD: torch.Tensor,
+    *,
+    bounds: Iterable[tuple[int, int]],
+    scaling: float,
+) -> torch.Tensor:
+    """softmax(q k scaling) v, where a token sees itself and what is before it in its document; [T, H * D].
+
+    `bounds` are (first token, token after the last) of all documents, in order and without gaps.
+    """
+    parts = [
+        scaled_dot_product_attention(
+            query_THD[start:end].transpose(0, 1)[None],
+            key_TGD[start:end].transpose(0, 1)[None],
+            value_TGD[start:end].transpose(0, 1)[None],
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=True,
+        )[0]
+        for start, end in bounds
+    ]
+    return torch.cat(parts, dim=1).transpose(0, 1).flatten(1)
 
 
 def rotate(states: torch.Tensor, cos_D: torch.Tensor, sin_D: torch.Tensor) -> torch.Tensor:

@@ -16,11 +16,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from components.drafter.build import load_trainable, trainable_state
+from components.drafter.build import load_trainable, num_draft_tokens, trainable_state
 from components.errors import TrainingError
 from components.settings import TrainingSettings
 from components.training.job import CurvePoint, ValidationPoint
-from components.training.objective import BlockObjective, BlockScores
+from components.training.objective import BlockScores
+from components.training.objectives import build_objective
 from components.training.optimizers import Optimizers, build_optimizers
 from components.training.packing import Pack, choose_blocks, has_blocks
 from components.training.schedule import Schedule
@@ -126,7 +127,7 @@ class Loop:
         self._accelerator = accelerator
         self._drafter = drafter.to(accelerator.device)
         self._objective, *optimizers = accelerator.prepare(
-            BlockObjective(drafter, settings), *build_optimizers(drafter, settings)
+            build_objective(drafter, settings), *build_optimizers(drafter, settings)
         )
         self._optimizers = Optimizers(optimizers)
         self._schedule = Schedule(
@@ -137,7 +138,7 @@ class Loop:
             max_trainer_s=settings.max_trainer_s,
         )
         self._generator = torch.Generator().manual_seed(settings.seed * 1000 + accelerator.process_index)
-        self._num_draft_tokens = int(drafter.config.block_size) - 1
+        self._num_draft_tokens = num_draft_tokens(drafter)
         self._validation = validation
         self._states = states
         self._ticker = ticker

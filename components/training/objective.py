@@ -1,7 +1,7 @@
 """The drafter's training objective: blocks in, one loss and the acceptance it stands for out.
 
-It runs the modules of speculators' DFlash and DSpark models, but only where something depends on them: keys and values
-of all slots, queries of the last layer and logits at supervised slots only, target distributions once per position.
+It runs the modules of speculators' DFlash and DSpark models, but only where something depends on them: logits at
+supervised slots only, target distributions once per position.
 
 Shapes: T tokens, N anchors, B = K + 1 slots of a block (slot 0 is the anchor), S supervised slots, H hidden, R Markov
 rank.
@@ -20,35 +20,11 @@ from torch.utils.checkpoint import checkpoint
 
 from components.errors import ConfigError
 from components.settings import TrainingSettings
-from components.training.attention import block_attention, rotate
+from components.training.backbone import block_states
 from components.training.head_loss import CHUNK_ELEMENTS, LOSS_NAMES, SlotScores, SlotTargets, head_loss
 from components.training.markov import gated_features, markov_features
 from components.training.packing import Blocks, Pack
-
-
-@dataclass(frozen=True)
-class Slots:
-    """The supervised slots, ordered by target position.
-
-    Slot s is slot `offset_S[s]` (1..K) of block `block_S[s]`; `previous_S` is the position of the token before it,
-    whose target state predicts it. `unique_U` are the distinct such positions and `index_S` a slot's place among them.
-    """
-
-    block_S: torch.Tensor
-    offset_S: torch.Tensor
-    previous_S: torch.Tensor
-    unique_U: torch.Tensor
-    index_S: torch.Tensor
-
-
-def supervised_slots(blocks: Blocks) -> Slots:
-    """The slots of `blocks` that have a supervised token."""
-    block_S, draft_S = torch.nonzero(blocks.valid_NK, as_tuple=True)
-    previous_S, order = torch.sort(blocks.anchors_N[block_S] + draft_S, stable=True)
-    unique_U, index_S = torch.unique_consecutive(previous_S, return_inverse=True)
-    return Slots(
-        block_S=block_S[order], offset_S=draft_S[order] + 1, previous_S=previous_S, unique_U=unique_U, index_S=index_S
-    )
+from components.training.slots import Slots, by_block, supervised_slots
 
 
 @dataclass(frozen=True)
@@ -86,11 +62,7 @@ class BlockObjective(nn.Module):
         unknown = set(settings.loss) - set(LOSS_NAMES)
         if unknown or not any(settings.loss.values()):
             raise ConfigError("training.loss", got=dict(settings.loss), expected=f"weights of {', '.join(LOSS_NAMES)}")
-        algorithm = drafter.config.speculators_model_type
-        if algorithm not in ("dspark", "dflash") or drafter.config.sample_from_anchor:
-            raise ConfigError(
-                "the training loop has no objective for this drafter", got=algorithm, expected="dspark, dflash"
-            )
+        self._require_trainable(drafter)
         self.drafter = drafter
         self.settings = settings
         self.markov_head = getattr(drafter, "markov_head", None)
@@ -124,9 +96,9 @@ class BlockObjective(nn.Module):
         match_S = self._matches(scores, slots, target_argmax_T)
         return BlockScores(
             loss=loss,
-            match_NK=_by_block(match_S, slots, blocks),
-            overlap_NK=_by_block(scores.overlap_S, slots, blocks),
-            confidence_NK=_by_block(confidence_S, slots, blocks) if confidence_S is not None else None,
+            match_NK=by_block(match_S, slots, blocks),
+            overlap_NK=by_block(scores.overlap_S, slots, blocks),
+            confidence_NK=by_block(confidence_S, slots, blocks) if confidence_S is not None else None,
         )
 
     def _markov(
@@ -158,7 +130,7 @@ class BlockObjective(nn.Module):
                 looked_at = head_loss(
                     hidden_SH, markov_SR, self._head(), head_VR, targets, slot_weights_S=decay_S, loss_weights={}
                 )
-            likelihood_NK = _by_block(looked_at.likelihood_S, slots, blocks)
+            likelihood_NK = by_block(looked_at.likelihood_S, slots, blocks)
             weights_NK = dpace_weights(likelihood_NK, blocks.valid_NK, alpha=self.settings.dpace_alpha)
             decay_S = weights_NK[slots.block_S, slots.offset_S - 1] / max(1, len(slots.offset_S))
         return head_loss(
@@ -209,6 +181,11 @@ class BlockObjective(nn.Module):
         assert self.confidence_head is not None
         return draft_C, self.confidence_head(features_CF).float()
 
+    def _require_trainable(self, drafter: Any) -> None:
+        algorithm = drafter.config.speculators_model_type
+        if algorithm not in ("dspark", "dflash") or drafter.config.sample_from_anchor:
+            raise ConfigError("this objective does not train this drafter", got=algorithm, expected="dspark, dflash")
+
     def _head(self) -> torch.Tensor:
         """The frozen output head in the dtype of the matrix products, cast once."""
         weight = self.drafter.lm_head.weight.detach()
@@ -242,27 +219,8 @@ class BlockObjective(nn.Module):
     def _backbone(self, pack: Pack, blocks: Blocks, slots: Slots) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The drafter's states after its final norm at the supervised slots, [S, H], and at every slot, [N, B, H],
         where the Markov head reads them all."""
-        drafter = self.drafter
-        block_size = blocks.valid_NK.shape[1] + 1
-        token_ids_NB = torch.full(
-            (len(blocks.anchors_N), block_size), drafter.mask_token_id, dtype=torch.long, device=pack.token_ids_T.device
-        )
-        token_ids_NB[:, 0] = pack.token_ids_T[blocks.anchors_N]
-        states_NBH = drafter.embed_tokens(token_ids_NB)
-        context_TH = drafter.hidden_norm(drafter.fc(pack.states_TLH[:, :-1].flatten(1).to(states_NBH.dtype)))
-        positions_NB = pack.positions_T[blocks.anchors_N][:, None] + torch.arange(block_size, device=states_NBH.device)
-        rope_T = _rope(drafter, context_TH, pack.positions_T)
-        rope_NB = _rope(drafter, states_NBH, positions_NB)
         reads_all = self.markov_head is not None and self.markov_head.head_type == "rnn"
-        for layer in drafter.layers if reads_all else drafter.layers[:-1]:
-            states_NBH = self._maybe_checkpointed(_layer, layer, context_TH, states_NBH, rope_T, rope_NB, blocks)
-        if reads_all:
-            hidden_NBH = drafter.norm(states_NBH)
-            return hidden_NBH[slots.block_S, slots.offset_S], hidden_NBH
-        states_SH = self._maybe_checkpointed(
-            _last_layer, drafter.layers[-1], context_TH, states_NBH, rope_T, rope_NB, blocks, slots
-        )
-        return drafter.norm(states_SH), None
+        return block_states(self.drafter, pack, blocks, slots, run=self._maybe_checkpointed, reads_all=reads_all)
 
     def _maybe_checkpointed(self, function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
         """`function(*arguments)`; with gradient checkpointing its activations are computed again going backward."""
@@ -281,80 +239,3 @@ def dpace_weights(likelihood_NK: torch.Tensor, valid_NK: torch.Tensor, *, alpha:
     smooth_NK = torch.where(valid_NK, (1 - alpha) * likelihood_NK + alpha, 1.0)
     prefix_NK = smooth_NK.cumprod(1) * valid_NK
     return prefix_NK.flip(1).cumsum(1).flip(1) * valid_NK
-
-
-def _layer(
-    layer: Any,
-    context_TH: torch.Tensor,
-    states_NBH: torch.Tensor,
-    rope_T: tuple[torch.Tensor, torch.Tensor],
-    rope_NB: tuple[torch.Tensor, torch.Tensor],
-    blocks: Blocks,
-) -> torch.Tensor:
-    """A draft layer at every slot."""
-    attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=0)
-    return _finish_layer(layer, states_NBH, attended)
-
-
-def _last_layer(
-    layer: Any,
-    context_TH: torch.Tensor,
-    states_NBH: torch.Tensor,
-    rope_T: tuple[torch.Tensor, torch.Tensor],
-    rope_NB: tuple[torch.Tensor, torch.Tensor],
-    blocks: Blocks,
-    slots: Slots,
-) -> torch.Tensor:
-    """A draft layer at the supervised slots only, [S, H]: nothing reads the others."""
-    attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=1)
-    return _finish_layer(layer, states_NBH[slots.block_S, slots.offset_S], attended[slots.block_S, slots.offset_S - 1])
-
-
-def _attend(
-    layer: Any,
-    context_TH: torch.Tensor,
-    states_NBH: torch.Tensor,
-    rope_T: tuple[torch.Tensor, torch.Tensor],
-    rope_NB: tuple[torch.Tensor, torch.Tensor],
-    blocks: Blocks,
-    *,
-    first_slot: int,
-) -> torch.Tensor:
-    """Attention output before `o_proj` at slots `first_slot`.. of every block, [N, B - first_slot, heads * D]."""
-    attention = layer.self_attn
-    normed_NBH = layer.input_layernorm(states_NBH)
-    query_rope = (rope_NB[0][:, first_slot:], rope_NB[1][:, first_slot:])
-
-    def heads(projected: torch.Tensor) -> torch.Tensor:
-        return projected.unflatten(-1, (-1, attention.head_dim))
-
-    query = rotate(attention.q_norm(heads(attention.q_proj(normed_NBH[:, first_slot:]))), *query_rope)
-    value_TGD, value_NBGD = heads(attention.v_proj(context_TH)), heads(attention.v_proj(normed_NBH))
-    dtype = value_TGD.dtype
-    return block_attention(
-        query.to(dtype),
-        rotate(attention.k_norm(heads(attention.k_proj(context_TH))), *rope_T).to(dtype),
-        value_TGD,
-        rotate(attention.k_norm(heads(attention.k_proj(normed_NBH))), *rope_NB).to(dtype),
-        value_NBGD,
-        anchors_N=blocks.anchors_N,
-        spans=blocks.spans,
-        scaling=attention.scaling,
-    )
-
-
-def _finish_layer(layer: Any, states: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-    states = states + layer.self_attn.o_proj(attended)
-    finished: torch.Tensor = states + layer.mlp(layer.post_attention_layernorm(states))
-    return finished
-
-
-def _rope(drafter: Any, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    cos, sin = drafter.rotary_emb(states, positions.reshape(1, -1))
-    return cos[0].unflatten(0, positions.shape), sin[0].unflatten(0, positions.shape)
-
-
-def _by_block(values_S: torch.Tensor, slots: Slots, blocks: Blocks) -> torch.Tensor:
-    values_NK = torch.zeros(blocks.valid_NK.shape, dtype=values_S.dtype, device=values_S.device)
-    values_NK[slots.block_S, slots.offset_S - 1] = values_S.detach()
-    return values_NK

@@ -136,14 +136,15 @@ def choose_blocks(
 ) -> Blocks | None:
     """Anchors at supervised tokens that a supervised token follows; a random subset of `num_anchors`, or all.
 
-    `in_prompts` counts every token as supervised: the target's distribution is known after each of them.
+    `in_prompts` counts every token as supervised: the target's distribution is known after each of them. The first
+    token of a document is no anchor: no state comes before it, and a served drafter always has one.
 
     Returns:
         None where the pack has no such token.
     """
     supervised_T = torch.ones_like(pack.supervised_T) if in_prompts else pack.supervised_T
     valid_TK = _supervised_runs(supervised_T, pack.bounds, num_draft_tokens)
-    candidates = torch.nonzero(supervised_T & valid_TK[:, 0]).flatten()
+    candidates = torch.nonzero(supervised_T & valid_TK[:, 0] & (pack.positions_T > 0)).flatten()
     if num_anchors is not None and len(candidates) > num_anchors:
         chosen = torch.randperm(len(candidates), generator=generator)[:num_anchors]
         candidates = candidates[chosen.to(candidates.device)].sort().values
@@ -162,10 +163,10 @@ def choose_blocks(
 
 
 def has_blocks(pack: Pack, *, in_prompts: bool = False) -> bool:
-    """Whether `choose_blocks` finds any: a supervised token that another one follows in its document."""
+    """Whether `choose_blocks` finds any: a supervised token, not its document's first, that another one follows."""
     supervised_T = torch.ones_like(pack.supervised_T) if in_prompts else pack.supervised_T
     return any(
-        bool((supervised_T[start : end - 1] & supervised_T[start + 1 : end]).any()) for start, end in pack.bounds
+        bool((supervised_T[start + 1 : end - 1] & supervised_T[start + 2 : end]).any()) for start, end in pack.bounds
     )
 
 

@@ -27,7 +27,7 @@ import torch
 from pydantic import Field
 
 from components.contracts import CheckpointRef, Record, ServedAnswer, TargetRef, TrainServedGap
-from components.drafter.build import load_drafter
+from components.drafter.build import load_drafter, num_draft_tokens
 from components.drafter.reference import ReferenceDecoder
 from components.drafter.reference_target import ReferenceTarget
 from components.errors import ConfigError, TrainingError, run_main
@@ -134,11 +134,11 @@ def _teacher_forced(job: GapJob, answers: list[ServedAnswer], *, on_line: Callab
     target = ReferenceTarget(Path(job.target.path), dtype=dtype, device=device)
     target.capture([*drafter.config.aux_hidden_state_layer_ids, int(target.model.config.num_hidden_layers)])
     lm_head_VH = target.model.get_output_embeddings().weight.detach()
-    walked, num_draft_tokens = Walked(), int(drafter.config.block_size) - 1
+    walked, num_drafts = Walked(), num_draft_tokens(drafter)
     for number, answer in enumerate(answers, 1):
         on_line(f"train-served gap: teacher-forced answer {number} of {len(answers)}")
         pack = _pack(answer, target).to(device)
-        blocks = choose_blocks(pack, num_draft_tokens=num_draft_tokens, num_anchors=None)
+        blocks = choose_blocks(pack, num_draft_tokens=num_drafts, num_anchors=None)
         assert blocks is not None  # two tokens were answered
         next_T = torch.cat([pack.token_ids_T[1:], pack.token_ids_T.new_full((1,), -1)])
         _, mass_T = target_words(pack, lm_head_VH, drafter)

@@ -139,6 +139,15 @@ def test_it_trains_from_streamed_states_and_exports_a_bound_checkpoint(job: Trai
     assert count_run_keys(job.store, run_id=RUN) == 0
 
 
+def test_eagle3_trains_from_the_same_stream(job: TrainingJob) -> None:
+    drafter = DRAFTER.model_copy(update={"algorithm": "eagle3"})
+    short = TRAINING.model_copy(update={"num_epochs": 1})
+    result = run_trainer(job.model_copy(update={"drafter": drafter, "training": short}), on_line=print, timeout_s=240)
+    assert result.curve[-1].loss < result.curve[0].loss and result.stream.keys_left == 0
+    ref = load_checkpoint_ref(Path(result.checkpoint.path))
+    assert (ref.algorithm, ref.num_draft_tokens) == ("eagle3", 3)
+
+
 def test_sigterm_saves_the_state_and_a_resumed_run_goes_on(job: TrainingJob, master: Master) -> None:
     long = job.model_copy(update={"training": TRAINING.model_copy(update={"num_epochs": 40})})
     pids: list[int] = []

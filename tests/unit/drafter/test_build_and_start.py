@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from components.drafter.build import build_drafter, choose_mask_token_id, load_trainable, trainable_state
 from components.drafter.start import TensorFiles, read_lm_head
@@ -72,6 +73,40 @@ def test_start_from_target_layers_copies_layers_norms_and_passes_one_slot(tiny_t
     assert torch.equal(model.norm.weight, weights.read("norm.weight").float())
     states = torch.randn(5, 3, model.fc.weight.shape[0])
     assert torch.equal(model.fc(states.flatten(1)), states[:, 1])
+
+
+def test_eagle3_starts_with_half_of_the_targets_projections_in_each_half(tiny_target: Path) -> None:
+    settings = SETTINGS.model_copy(
+        update={"algorithm": "eagle3", "start": "target_layers", "start_layers": (3, 1), "start_norm_scale": 0.5}
+    )
+    model = build(tiny_target, settings)
+    weights = TensorFiles(tiny_target)
+    first, second = model.layers
+    embedded, states = torch.randn(2, 5, model.fc.weight.shape[0])
+    for name in ("q_proj", "k_proj", "v_proj"):
+        expected = weights.read(f"layers.3.self_attn.{name}.weight").float()
+        both = first.self_attn.get_submodule(name)(torch.cat([embedded, states], dim=-1))
+        torch.testing.assert_close(both, (embedded + states) / 2 @ expected.T, rtol=1e-4, atol=1e-4)
+        expected = weights.read(f"layers.1.self_attn.{name}.weight").float()
+        assert torch.equal(second.self_attn.get_submodule(name).weight, expected)
+    norm_H = weights.read("layers.3.input_layernorm.weight").float()
+    assert torch.equal(first.hidden_norm.weight, norm_H) and torch.equal(first.input_layernorm.weight, norm_H)
+    assert torch.equal(model.norm.weight, 0.5 * weights.read("norm.weight").float())
+    aux = torch.randn(5, 3, model.fc.weight.shape[0])
+    assert torch.equal(model.fc(aux.flatten(1)), aux[:, -1])
+
+
+def test_eagle3_does_not_start_from_layers_with_head_norms_it_lacks(tiny_target: Path, tmp_path: Path) -> None:
+    for file in tiny_target.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tiny_target / "model.safetensors")
+    tensors["model.layers.3.self_attn.q_norm.weight"] = torch.ones(32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    settings = SETTINGS.model_copy(
+        update={"algorithm": "eagle3", "num_layers": 1, "start": "target_layers", "start_layers": (3,)}
+    )
+    with pytest.raises(ConfigError, match="q_norm"):
+        build(tmp_path, settings)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,26 @@ def export(
     return model, ref
 
 
+@pytest.mark.parametrize("is_pruned", [True, False])
+def test_an_eagle3_checkpoint_shares_the_targets_embedding_and_whole_head(
+    tiny_target: Path, tmp_path: Path, is_pruned: bool
+) -> None:
+    settings = SETTINGS.model_copy(update={"algorithm": "eagle3"})
+    counts_V = torch.ones(read_lm_head(tiny_target).shape[0], dtype=torch.long)
+    vocabulary = build_draft_vocabulary(counts_V, size=64, min_coverage=0.01) if is_pruned else None
+    model = build_drafter(settings, target_path=tiny_target, aux_layer_ids=(1, 3), draft_vocab=vocabulary, seed=0)
+    ref = export_checkpoint(
+        model, tmp_path / "eagle3", target=target_ref(tiny_target), settings=settings, dataset_digest=None, step=0,
+        num_trained_tokens=0, parent_digest=None, expected_acceptance_length=None, extra={},
+    )  # fmt: skip
+    saved = set(load_file(Path(ref.path) / "model.safetensors"))
+    assert saved - {"lm_head.weight", "d2t", "t2d"} == set(trainable_state(model))
+    assert ({"lm_head.weight", "d2t", "t2d"} <= saved) is is_pruned
+    config = json.loads((Path(ref.path) / "config.json").read_text())
+    assert (ref.algorithm, ref.num_draft_tokens, config["norm_before_residual"]) == ("eagle3", 3, False)
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3]
+
+
 def test_an_exported_checkpoint_holds_everything_and_reads_back(tiny_target: Path, tmp_path: Path) -> None:
     model, ref = export(tiny_target, tmp_path / "drafter")
     assert load_checkpoint_ref(tmp_path / "drafter") == ref

@@ -52,10 +52,11 @@ def make_loop(
     )
 
 
+@pytest.mark.parametrize("algorithm", ["dspark", "eagle3"])
 def test_it_learns_and_hands_back_the_best_weights(
-    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path, algorithm: str
 ) -> None:
-    drafter = make_drafter()
+    drafter = make_drafter(algorithm=algorithm)
     loop = make_loop(drafter, packs * 6, tmp_path, tiny_target)
     assert loop.run(iter(packs * 6)) == "data"
     progress = loop.progress

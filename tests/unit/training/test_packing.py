@@ -75,8 +75,8 @@ def test_blocks_in_prompts_start_anywhere_but_stay_within_their_document() -> No
     pack = one_pack()
     blocks = choose_blocks(pack, num_draft_tokens=3, num_anchors=None, in_prompts=True)
     assert blocks is not None
-    assert blocks.anchors_N.tolist() == [at for start, end in pack.bounds for at in range(start, end - 1)]
-    left = [end - 1 - at for start, end in pack.bounds for at in range(start, end - 1)]
+    assert blocks.anchors_N.tolist() == [at for start, end in pack.bounds for at in range(start + 1, end - 1)]
+    left = [end - 1 - at for start, end in pack.bounds for at in range(start + 1, end - 1)]
     assert blocks.valid_NK.sum(1).tolist() == [min(3, number) for number in left]
 
 
