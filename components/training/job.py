@@ -80,7 +80,13 @@ class ValidationPoint(Record):
     acceptance_interval: tuple[float, float] = Field(description="95 %, bootstrap over conversations")
     walked_acceptance_length: float = Field(description="greedy, tokens per step when each answer is walked as served")
     expected_acceptance_length: float = Field(description="by rejection sampling at temperature 1, mean over anchors")
+    expected_interval: tuple[float, float] | None = None
     acceptance_by_position: tuple[float, ...] = Field(description="share of anchors whose drafts 1..k are all accepted")
+    interval_by_position: tuple[tuple[float, float], ...] = ()
+    acceptance_by_slice: dict[str, float] = Field(
+        default_factory=dict, description="greedy, by source of the conversations"
+    )
+    interval_by_slice: dict[str, tuple[float, float]] = Field(default_factory=dict)
 
 
 class TrainingResult(Record):

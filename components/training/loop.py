@@ -331,9 +331,13 @@ class Loop:
                     self._accelerator.unwrap_model(self._objective), step=progress.step, elapsed_s=progress.elapsed_s
                 )
             progress.validation.append(point)
-            values = point.model_dump(exclude={"step", "acceptance_by_position", "acceptance_interval"})
+            values = {
+                name: value for name, value in point.model_dump(exclude={"step"}).items() if not _is_nested(value)
+            }
             for position, share in enumerate(point.acceptance_by_position, 1):
                 values[f"acceptance_position_{position}"] = share
+            for name, length in point.acceptance_by_slice.items():
+                values[f"acceptance_{name}"] = length
             self._metrics.log({f"validation/{name}": value for name, value in values.items()}, step=progress.step)
             self._ticker.update(
                 f"validation at step {progress.step}: acceptance {point.acceptance_length:.3f}"
@@ -383,3 +387,7 @@ class Loop:
         if self._accelerator.num_processes == 1:
             return self._should_stop()
         return bool(max(gather_object([self._should_stop()])))
+
+
+def _is_nested(value: object) -> bool:
+    return value is None or isinstance(value, (tuple, list, dict))

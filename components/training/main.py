@@ -248,6 +248,7 @@ class _Run:
             lm_head_VH=self._lm_head(),
             drafter=drafter.to(self._accelerator.device),
             num_draft_tokens=self._job.drafter.block_size - 1,
+            slices=dict(zip(rows["conversation_id"].to_pylist(), rows["source"].to_pylist(), strict=True)),
         )
 
     def _lm_head(self) -> torch.Tensor:

@@ -5,7 +5,7 @@ Shapes: T tokens, N anchors, K draft positions, V target vocabulary, D draft voc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from components.errors import TrainingError
 from components.training.head_loss import CHUNK_ELEMENTS
 from components.training.job import ValidationPoint
-from components.training.objective import BlockObjective
+from components.training.objective import BlockObjective, BlockScores
 from components.training.packing import Blocks, Pack, choose_blocks
 
 NUM_RESAMPLES = 500
@@ -44,14 +44,23 @@ class Validation:
         lm_head_VH: the target's full output head.
         drafter: gives the final norm and the draft vocabulary.
         num_draft_tokens: K.
+        slices: slice of each sample id, e.g. the source of a conversation; none where slices are not told apart.
 
     Raises:
         TrainingError: no pack has a supervised token.
     """
 
     def __init__(
-        self, packs: Iterable[Pack], *, max_anchors: int, lm_head_VH: torch.Tensor, drafter: Any, num_draft_tokens: int
+        self,
+        packs: Iterable[Pack],
+        *,
+        max_anchors: int,
+        lm_head_VH: torch.Tensor,
+        drafter: Any,
+        num_draft_tokens: int,
+        slices: Mapping[str, str] | None = None,
     ) -> None:
+        self._slices = slices or {}
         self._packs: list[ValidationPack] = []
         num_anchors = 0
         for pack in packs:
@@ -69,35 +78,97 @@ class Validation:
     @torch.no_grad()
     def measure(self, objective: BlockObjective, *, step: int, elapsed_s: float) -> ValidationPoint:
         """Greedy and expected acceptance of the drafter as it stands."""
-        losses, accepted, expected, prefixes, walks = [], [], [], [], []
+        losses: list[float] = []
+        walks: list[_Walk] = []
         for held in self._packs:
             device_pack = held.pack.to(held.blocks.anchors_N.device)
             scores = objective(device_pack, held.blocks, held.argmax_T, held.mass_T)
-            prefix_NK = scores.match_NK.int().cumprod(1)
             losses.append(float(scores.loss))
-            prefixes.append(prefix_NK.float().cpu())
-            accepted.append(prefix_NK.sum(1).cpu().numpy() + 1.0)
-            expected.append(scores.overlap_NK.cumprod(1).sum(1).cpu().numpy() + 1.0)
-            walks += _conversations(held.blocks, accepted[-1])
-        lengths = np.concatenate(accepted)
+            walks += self._walks(held, scores)
+        greedy, expected = _lengths(walks), _Sums.of([one.expected for one in walks])
+        by_slice = {name: _lengths([one for one in walks if one.slice == name]) for name in self._names(walks)}
+        positions = _Sums.of([one.prefix_NK for one in walks])
         return ValidationPoint(
             step=step,
             elapsed_s=elapsed_s,
-            num_anchors=len(lengths),
+            num_anchors=int(greedy.counts.sum()),
             loss=float(np.mean(losses)),
-            acceptance_length=float(lengths.mean()),
-            acceptance_interval=_interval([walk.lengths for walk in walks]),
-            walked_acceptance_length=sum(walk.num_tokens for walk in walks) / sum(walk.num_steps for walk in walks),
-            expected_acceptance_length=float(np.concatenate(expected).mean()),
-            acceptance_by_position=tuple(torch.cat(prefixes).mean(0).tolist()),
+            acceptance_length=greedy.means[0],
+            acceptance_interval=greedy.intervals[0],
+            walked_acceptance_length=sum(one.num_tokens for one in walks) / sum(one.num_steps for one in walks),
+            expected_acceptance_length=expected.means[0],
+            expected_interval=expected.intervals[0],
+            acceptance_by_position=positions.means,
+            interval_by_position=positions.intervals,
+            acceptance_by_slice={name: sums.means[0] for name, sums in by_slice.items()},
+            interval_by_slice={name: sums.intervals[0] for name, sums in by_slice.items()},
         )
+
+    def _walks(self, held: ValidationPack, scores: BlockScores) -> list[_Walk]:
+        """Per document with anchors: what its blocks accept, and the sums of its walk."""
+        prefix_NK = scores.match_NK.int().cumprod(1).cpu().numpy()
+        lengths_N = prefix_NK.sum(1) + 1
+        expected_N = scores.overlap_NK.cumprod(1).sum(1).cpu().numpy() + 1.0
+        names = dict(zip(held.pack.bounds, held.pack.sample_ids, strict=True))
+        return [
+            _Walk(
+                slice=self._slices.get(names[start, end]),
+                prefix_NK=prefix_NK[first:last],
+                lengths=lengths_N[first:last],
+                expected=expected_N[first:last],
+                num_tokens=int(lengths_N[steps].sum()),
+                num_steps=len(steps),
+            )
+            for (start, end, first, last), steps in zip(held.blocks.spans, walk(held.blocks, lengths_N), strict=True)
+        ]
+
+    @staticmethod
+    def _names(walks: list[_Walk]) -> list[str]:
+        return sorted({one.slice for one in walks if one.slice is not None})
 
 
 @dataclass(frozen=True)
 class _Walk:
+    slice: str | None
+    prefix_NK: np.ndarray
     lengths: np.ndarray
+    expected: np.ndarray
     num_tokens: int
     num_steps: int
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Means over anchors with 95 % percentile bootstrap intervals, resampling whole conversations.
+
+    Shapes: C conversations, X figures.
+    """
+
+    sums_CX: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, groups: list[np.ndarray]) -> _Sums:
+        """Of one array per conversation, [anchors] or [anchors, X]."""
+        sums = [group.reshape(len(group), -1).sum(0) for group in groups]
+        return cls(np.stack(sums).astype(float), np.array([len(group) for group in groups]))
+
+    @property
+    def means(self) -> tuple[float, ...]:
+        """Over all anchors."""
+        return tuple((self.sums_CX.sum(0) / self.counts.sum()).tolist())
+
+    @property
+    def intervals(self) -> tuple[tuple[float, float], ...]:
+        """Per figure."""
+        num = len(self.counts)
+        chosen = np.random.default_rng(0).integers(num, size=(NUM_RESAMPLES, num))
+        means = self.sums_CX[chosen].sum(1) / self.counts[chosen].sum(1)[:, None]
+        return tuple(zip(*np.quantile(means, [0.025, 0.975], axis=0).tolist(), strict=True))
+
+
+def _lengths(walks: list[_Walk]) -> _Sums:
+    return _Sums.of([one.lengths for one in walks])
 
 
 def walk(blocks: Blocks, lengths_N: np.ndarray) -> list[np.ndarray]:
@@ -113,22 +184,6 @@ def walk(blocks: Blocks, lengths_N: np.ndarray) -> list[np.ndarray]:
             position += int(lengths_N[steps[-1]])
         walks.append(np.array(steps))
     return walks
-
-
-def _conversations(blocks: Blocks, lengths_N: np.ndarray) -> list[_Walk]:
-    """Per document: its acceptance lengths, and the sums of its walk."""
-    return [
-        _Walk(lengths_N[first:last], int(lengths_N[steps].sum()), len(steps))
-        for (_, _, first, last), steps in zip(blocks.spans, walk(blocks, lengths_N), strict=True)
-    ]
-
-
-def _interval(groups: list[np.ndarray]) -> tuple[float, float]:
-    """95 % percentile bootstrap of the mean over anchors, resampling whole conversations."""
-    sums, counts = np.array([group.sum() for group in groups]), np.array([len(group) for group in groups])
-    chosen = np.random.default_rng(0).integers(len(groups), size=(NUM_RESAMPLES, len(groups)))
-    low, high = np.quantile(sums[chosen].sum(1) / counts[chosen].sum(1), [0.025, 0.975])
-    return float(low), float(high)
 
 
 @torch.no_grad()
