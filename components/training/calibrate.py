@@ -121,7 +121,7 @@ def collect_confidences(
             continue
         argmax_T, _ = target_words(pack, lm_head_VH, objective.drafter)
         held = pack.to(argmax_T.device)
-        blocks = _to(blocks, argmax_T.device)
+        blocks = blocks.to(argmax_T.device)
         drafts = objective.draft(held, blocks)
         if drafts is None:
             return None
@@ -155,7 +155,3 @@ def _conversations(blocks: Blocks, *, first: int) -> NDArray[np.int64]:
     """[N] number of each block's conversation, counted on from `first`."""
     counts = [last - begin for _, _, begin, last in blocks.spans]
     return np.repeat(np.arange(first, first + len(counts)), counts)
-
-
-def _to(blocks: Blocks, device: torch.device) -> Blocks:
-    return Blocks(anchors_N=blocks.anchors_N.to(device), valid_NK=blocks.valid_NK.to(device), spans=blocks.spans)

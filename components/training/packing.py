@@ -125,6 +125,10 @@ class Blocks:
     valid_NK: torch.Tensor
     spans: list[tuple[int, int, int, int]]
 
+    def to(self, device: torch.device) -> Blocks:
+        """The same blocks on `device`."""
+        return Blocks(anchors_N=self.anchors_N.to(device), valid_NK=self.valid_NK.to(device), spans=self.spans)
+
 
 def choose_blocks(
     pack: Pack,

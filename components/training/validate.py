@@ -81,8 +81,8 @@ class Validation:
         losses: list[float] = []
         walks: list[_Walk] = []
         for held in self._packs:
-            device_pack = held.pack.to(held.blocks.anchors_N.device)
-            scores = objective(device_pack, held.blocks, held.argmax_T, held.mass_T)
+            device = held.argmax_T.device  # the drafter's; packs wait in host memory
+            scores = objective(held.pack.to(device), held.blocks.to(device), held.argmax_T, held.mass_T)
             losses.append(float(scores.loss))
             walks += self._walks(held, scores)
         greedy, expected = _lengths(walks), _Sums.of([one.expected for one in walks])
