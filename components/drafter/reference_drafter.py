@@ -1,177 +1,131 @@
-"""A DSpark or DFlash drafter for one sequence in plain PyTorch, from the tensors of its checkpoint alone.
+"""DSpark and DFlash drafters of the reference: one block of masks, filled in by a single pass of the backbone.
 
-Part of the reference that served drafting is checked against, so it shares no code with speculators' or vLLM's models.
 Layout, as trained ("1+K fill-in"): the block [anchor, mask * K] stands at positions n..n+K, where n is the number of
 tokens before the anchor. Every slot attends to all context positions 0..n-1 and to the whole block, both ways.
 The context's keys and values come from the target, the same states in each layer: kv_proj(hidden_norm(fc(aux states))).
 
-Shapes: T context tokens, L aux layers, H hidden, Q block slots (K + 1), K draft tokens, N query heads, G key heads,
-D head size, V draft vocabulary, W target vocabulary.
+More drafts than the block was trained for: K is the number of masks, as in vLLM, whose proposer always lays out
+1 + num_speculative_tokens slots and runs the backbone once. Upstream defines no second block drafted from the first
+one's tokens (it would need aux states, which only the target can give), so there is none here; masks beyond
+block_size - 1 stand where training never put any, and are merely worse drafts.
+
+Shapes: B sequences, T context tokens, L aux layers, H hidden, Q block slots (K + 1), K draft tokens, R Markov rank,
+V draft vocabulary, W target vocabulary.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch.nn import functional
-from transformers import Qwen3Config
-from transformers.activations import ACT2FN
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from components.drafter.reference_base import Choose, ContextRows, Proposal, ReferenceDrafter
+from components.drafter.reference_cache import SlotCache
+from components.drafter.reference_layers import Checkpoint, DraftLayers, TargetParts
+from components.drafter.reference_markov import ConfidenceHead, MarkovHead
 from components.errors import CheckpointError
 
 
-class ReferenceDrafter:
-    """Draft logits of one sequence; holds the sequence's context keys and values.
+class BlockDrafter(ReferenceDrafter):
+    """Drafts of a DSpark or DFlash checkpoint; DFlash is DSpark without its two heads.
 
     Args:
-        checkpoint_path: folder with speculators' config.json and model.safetensors.
-        embedding_WH: the target's input embedding, which the drafter shares.
-        lm_head_WH: the target's output head, used where the checkpoint carries none.
-        dtype: of the computation.
+        checkpoint: as speculators writes it.
+        target: what is shared with the target.
 
     Raises:
-        CheckpointError: files are missing, or the checkpoint is not a full-attention, vanilla-head, fill-in drafter.
+        CheckpointError: the checkpoint uses another layout than fill-in, or an unknown Markov head.
     """
 
-    def __init__(
-        self, checkpoint_path: Path, *, embedding_WH: torch.Tensor, lm_head_WH: torch.Tensor, dtype: torch.dtype
-    ) -> None:
-        config, weights = _read_checkpoint(Path(checkpoint_path))
-        self.config = Qwen3Config(**config["transformer_layer_config"])
+    def __init__(self, checkpoint: Checkpoint, target: TargetParts) -> None:
+        config = checkpoint.config
+        if config.get("sample_from_anchor", checkpoint.algorithm == "dspark"):
+            raise CheckpointError(
+                "the reference knows the fill-in layout only", got="sample_from_anchor=True", expected="False"
+            )
+        self.layers = DraftLayers(checkpoint, target)
         self.aux_layer_ids = tuple(int(layer) for layer in config["aux_hidden_state_layer_ids"])
         self.num_draft_tokens = int(config["block_size"]) - 1
+        self.target_ids_V = self.layers.target_ids_V
         self.mask_token_id = int(config["mask_token_id"])
-        self._weights = {name: value.to(dtype) for name, value in weights.items() if value.is_floating_point()}
-        self._embedding_WH = embedding_WH.to(dtype)
-        self._lm_head_VH = self._weights.get("lm_head.weight", lm_head_WH.to(dtype))
-        num_drafts = self._lm_head_VH.shape[0]
-        self.target_ids_V = torch.arange(num_drafts) + weights.get("d2t", torch.zeros(num_drafts, dtype=torch.long))
-        self._rotary = Qwen3RotaryEmbedding(self.config)
-        self._dtype = dtype
-        self._keys_GTD: list[torch.Tensor] = []
-        self._values_GTD: list[torch.Tensor] = []
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the context: the next `extend_context` starts a new sequence."""
-        empty = torch.empty(self.config.num_key_value_heads, 0, self.config.head_dim, dtype=self._dtype)
-        self._keys_GTD = [empty] * self.config.num_hidden_layers
-        self._values_GTD = [empty] * self.config.num_hidden_layers
+        self.markov_head: MarkovHead | None = None
+        if "markov_head.markov_w1.weight" in self.layers.weights:
+            self.markov_head = MarkovHead(self.layers, head_type=config.get("markov_head_type", "vanilla"))
+        self._confidence_head: ConfidenceHead | None = None
+        if "confidence_head.proj.weight" in self.layers.weights:
+            with_markov = bool(config.get("confidence_head_with_markov", True))
+            self._confidence_head = ConfidenceHead(self.layers, with_markov=with_markov)
+        self.has_confidence = self._confidence_head is not None
+        self.reset(batch_size=0, num_slots=0)
 
     @property
-    def num_context(self) -> int:
-        """Context tokens held, which is also the position of the next anchor."""
-        return int(self._keys_GTD[0].shape[1])
+    def num_context_B(self) -> torch.Tensor:
+        """Context tokens of each sequence, which is also the position of its anchor; int64."""
+        return self._num_context_B
 
-    def extend_context(self, aux_TLH: torch.Tensor) -> None:
-        """Append the target's states of the next T committed positions.
+    def reset(self, *, batch_size: int, num_slots: int) -> None:
+        """Start new sequences with room for `num_slots` tokens each, drafts included."""
+        self._cache = SlotCache(num_slots=num_slots)
+        self._num_context_B = torch.zeros(batch_size, dtype=torch.long, device=self.layers.device)
+        self._anchor_ids_B = self._num_context_B
 
-        Args:
-            aux_TLH: [T, L, H], the residual stream after each of `aux_layer_ids`.
-        """
-        states_TH = functional.linear(aux_TLH.to(self._dtype).flatten(1), self._weights["fc.weight"])
-        states_TH = self._norm(states_TH, "hidden_norm.weight")
-        positions_T = torch.arange(self.num_context, self.num_context + states_TH.shape[0])
-        for layer in range(self.config.num_hidden_layers):
-            keys_GTD, values_GTD = self._keys_values(layer, states_TH, positions_T)
-            self._keys_GTD[layer] = torch.cat([self._keys_GTD[layer], keys_GTD], dim=1)
-            self._values_GTD[layer] = torch.cat([self._values_GTD[layer], values_GTD], dim=1)
+    def select(self, rows_N: torch.Tensor) -> None:
+        """Keep only the sequences at these batch rows, in this order."""
+        self._cache.select(rows_N)
+        self._num_context_B, self._anchor_ids_B = self._num_context_B[rows_N], self._anchor_ids_B[rows_N]
 
-    def block_logits(self, anchor: int, *, num_draft_tokens: int | None = None) -> torch.Tensor:
-        """Backbone logits [K, V], float32, of the K positions after `anchor`, before the Markov bias.
+    def extend_context(self, rows: ContextRows) -> None:
+        """Append what was committed; drafts proposed before are forgotten."""
+        states_BTH = self.layers.linear(rows.aux_BTLH.to(self.layers.dtype).flatten(2), "fc")
+        states_BTH = self.layers.norm(states_BTH, "hidden_norm")
+        num_rows = states_BTH.shape[1]
+        positions_BT = self._num_context_B[:, None] + torch.arange(num_rows, device=self.layers.device)
+        self._cache.aim(positions_BT, positions_BT)
+        rotation = self.layers.rotation(positions_BT)
+        for layer in range(self.layers.config.num_hidden_layers):
+            self.layers.store(layer, states_BTH, rotation, self._cache)
+        self._num_context_B = self._num_context_B + rows.num_valid_B
+        self._anchor_ids_B = rows.next_ids_BT.gather(1, rows.num_valid_B[:, None] - 1)[:, 0]
 
-        Args:
-            anchor: target id of the token that was committed last; it is not part of the context yet.
-            num_draft_tokens: K; None for the checkpoint's block_size - 1.
-        """
-        num_masks = self.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
-        hidden_QH = self._embedding_WH[torch.tensor([anchor, *[self.mask_token_id] * num_masks])]
-        positions_Q = torch.arange(self.num_context, self.num_context + num_masks + 1)
-        for layer in range(self.config.num_hidden_layers):
-            hidden_QH = hidden_QH + self._attend(layer, hidden_QH, positions_Q)
-            hidden_QH = hidden_QH + self._feed_forward(layer, hidden_QH)
-        hidden_KH = self._norm(hidden_QH, "norm.weight")[1:]
-        return functional.linear(hidden_KH, self._lm_head_VH).float()
+    def propose(self, choose: Choose, *, num_draft_tokens: int, with_confidence: bool = False) -> Proposal:
+        """Draft K = `num_draft_tokens` tokens, at least 1, after each anchor; the context stays as it is."""
+        hidden_BQH = self.block_hidden(num_draft_tokens)
+        logits_BKV = self.layers.logits(hidden_BQH[:, 1:])
+        if self.markov_head is None:
+            draft_ids_BK = self.target_ids_V[choose(logits_BKV)]
+        else:
+            draft_ids_BK = self._chain(self.markov_head, hidden_BQH, logits_BKV, choose)
+        confidence_BK = self._confidence(hidden_BQH[:, 1:], draft_ids_BK) if with_confidence else None
+        return Proposal(draft_ids_BK, logits_BKV, confidence_BK)
 
-    def markov_bias(self, previous: int) -> torch.Tensor:
-        """Bias [V], float32, that the previous token (a target id) adds to the next position: W2 W1[previous].
+    def block_hidden(self, num_draft_tokens: int) -> torch.Tensor:
+        """The backbone's states [B, K + 1, H] of the block after each context, final norm included."""
+        masks_BK = torch.full_like(self._anchor_ids_B[:, None].expand(-1, num_draft_tokens), self.mask_token_id)
+        hidden_BQH = self.layers.embedding_WH[torch.cat([self._anchor_ids_B[:, None], masks_BK], dim=1)]
+        positions_BQ = self._num_context_B[:, None] + torch.arange(num_draft_tokens + 1, device=self.layers.device)
+        mask_B1QS = self._cache.aim(positions_BQ, positions_BQ[:, -1:].expand_as(positions_BQ))
+        rotation = self.layers.rotation(positions_BQ)
+        for layer in range(self.layers.config.num_hidden_layers):
+            normed_BQH = self.layers.norm(hidden_BQH, f"layers.{layer}.input_layernorm")
+            hidden_BQH = hidden_BQH + self.layers.attend(layer, normed_BQH, rotation, self._cache, mask_B1QS)
+            hidden_BQH = hidden_BQH + self.layers.feed_forward(layer, hidden_BQH)
+        return self.layers.norm(hidden_BQH, "norm")
 
-        Zero for a drafter without a Markov head, which is plain DFlash.
-        """
-        embedding_WR = self._weights.get("markov_head.markov_w1.weight")
-        if embedding_WR is None:
-            return torch.zeros(self._lm_head_VH.shape[0])
-        return functional.linear(embedding_WR[previous], self._weights["markov_head.markov_w2.weight"]).float()
+    def _chain(
+        self, head: MarkovHead, hidden_BQH: torch.Tensor, logits_BKV: torch.Tensor, choose: Choose
+    ) -> torch.Tensor:
+        """Choose left to right, each position's logits biased, in place, by the token before; target ids [B, K]."""
+        previous_B, drafts = self._anchor_ids_B, []
+        state_BR = head.start(previous_B, hidden_BQH[:, 0])
+        for k in range(logits_BKV.shape[1]):
+            bias_BV, state_BR = head.bias(previous_B, hidden_BQH[:, k + 1], state_BR)
+            logits_BKV[:, k] += bias_BV
+            previous_B = self.target_ids_V[choose(logits_BKV[:, k])]
+            drafts.append(previous_B)
+        return torch.stack(drafts, dim=1)
 
-    def _attend(self, layer: int, hidden_QH: torch.Tensor, positions_Q: torch.Tensor) -> torch.Tensor:
-        prefix = f"layers.{layer}."
-        normed_QH = self._norm(hidden_QH, f"{prefix}input_layernorm.weight")
-        query_NQD = self._heads(normed_QH, f"{prefix}self_attn.q")
-        query_NQD = self._rotate(self._norm(query_NQD, f"{prefix}self_attn.q_norm.weight"), positions_Q)
-        keys_GQD, values_GQD = self._keys_values(layer, normed_QH, positions_Q)
-        attended_NQD = functional.scaled_dot_product_attention(
-            query_NQD[None],
-            torch.cat([self._keys_GTD[layer], keys_GQD], dim=1)[None],
-            torch.cat([self._values_GTD[layer], values_GQD], dim=1)[None],
-            enable_gqa=True,
-        )[0]
-        return self._linear(attended_NQD.transpose(0, 1).flatten(1), f"{prefix}self_attn.o_proj")
-
-    def _keys_values(
-        self, layer: int, states_TH: torch.Tensor, positions_T: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        prefix = f"layers.{layer}.self_attn."
-        keys_GTD = self._norm(self._heads(states_TH, f"{prefix}k"), f"{prefix}k_norm.weight")
-        return self._rotate(keys_GTD, positions_T), self._heads(states_TH, f"{prefix}v")
-
-    def _feed_forward(self, layer: int, hidden_QH: torch.Tensor) -> torch.Tensor:
-        prefix = f"layers.{layer}."
-        normed_QH = self._norm(hidden_QH, f"{prefix}post_attention_layernorm.weight")
-        gate = ACT2FN[self.config.hidden_act](self._linear(normed_QH, f"{prefix}mlp.gate_proj"))
-        return self._linear(gate * self._linear(normed_QH, f"{prefix}mlp.up_proj"), f"{prefix}mlp.down_proj")
-
-    def _heads(self, states_TH: torch.Tensor, name: str) -> torch.Tensor:
-        return self._linear(states_TH, f"{name}_proj").unflatten(1, (-1, self.config.head_dim)).transpose(0, 1)
-
-    def _linear(self, states: torch.Tensor, name: str) -> torch.Tensor:
-        return functional.linear(states, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
-
-    def _norm(self, states: torch.Tensor, name: str) -> torch.Tensor:
-        weight = self._weights[name]
-        normed = functional.rms_norm(states.float(), weight.shape, weight.float(), self.config.rms_norm_eps)
-        return normed.to(self._dtype)
-
-    def _rotate(self, heads_NTD: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
-        """Rotary position embedding, halves layout: x cos + (-x2, x1) sin (RoFormer, arXiv:2104.09864)."""
-        cos_1TD, sin_1TD = self._rotary(heads_NTD, positions_T[None])
-        first, second = heads_NTD.chunk(2, dim=-1)
-        return heads_NTD * cos_1TD + torch.cat([-second, first], dim=-1) * sin_1TD
-
-
-def _read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        weights = load_file(folder / "model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError("the drafter checkpoint cannot be read", got=f"{folder}: {error}") from None
-    algorithm = config.get("speculators_model_type")
-    layer_types = set(config.get("transformer_layer_config", {}).get("layer_types") or ())
-    for problem, got, expected in (
-        ("no drafter the reference can decode with", algorithm, ("dspark", "dflash")),
-        ("the reference knows full attention only", layer_types - {"full_attention"} or None, (None,)),
-        (
-            "the reference knows the fill-in layout only",
-            config.get("sample_from_anchor", algorithm == "dspark"),
-            (False,),
-        ),
-        ("the reference knows the vanilla Markov head only", config.get("markov_head_type", "vanilla"), ("vanilla",)),
-    ):
-        if got not in expected:
-            raise CheckpointError(problem, got=got, expected=" or ".join(map(str, expected)))
-    return config, weights
+    def _confidence(self, hidden_BKH: torch.Tensor, draft_ids_BK: torch.Tensor) -> torch.Tensor:
+        assert self._confidence_head is not None, "asked for confidence that the checkpoint does not have"
+        embedding_BKR = None
+        if self.markov_head is not None:
+            previous_BK = torch.cat([self._anchor_ids_B[:, None], draft_ids_BK[:, :-1]], dim=1)
+            embedding_BKR = self.markov_head.embed(previous_BK)
+        return self._confidence_head.logits(hidden_BKH, embedding_BKR)
