@@ -107,13 +107,10 @@ def load_drafter(checkpoint_path: Path, *, target_path: Path) -> Any:
 
 def _build(settings: DrafterSettings, layer_config: Any, target_path: Path, arguments: dict[str, Any]) -> Any:
     if settings.algorithm == "eagle3":
-        model = Eagle3DraftModel.from_training_args(
+        # Its checkpoints carry the embedding: speculators does not fill it in on loading, as for DFlash and DSpark.
+        return Eagle3DraftModel.from_training_args(
             layer_config, norm_before_residual=False, ttt_steps=settings.block_size - 1, **arguments
         )
-        # Not written, as speculators does for DFlash and DSpark: vLLM shares the target's where there is none.
-        shared = ["embed_tokens.weight"] if model.use_draft_vocab else ["embed_tokens.weight", "lm_head.weight"]
-        model._keys_to_ignore_on_save = [*type(model)._keys_to_ignore_on_save, *shared]
-        return model
     arguments |= {
         "block_size": settings.block_size,
         "mask_token_id": settings.mask_token_id

@@ -46,6 +46,13 @@ class Eagle3Objective(BlockObjective):
         ConfigError: a loss of another name, or a drafter this objective does not train.
     """
 
+    def __init__(self, drafter: Any, settings: TrainingSettings) -> None:
+        super().__init__(drafter, settings)
+        if settings.gradient_checkpointing:
+            raise ConfigError(
+                "training.gradient_checkpointing is for dspark and dflash", got="eagle3", fix="Leave it out."
+            )
+
     def _require_trainable(self, drafter: Any) -> None:
         config = drafter.config
         if config.speculators_model_type != "eagle3":
@@ -55,13 +62,6 @@ class Eagle3Objective(BlockObjective):
         variants = [name for name in PLAIN if getattr(config, name)]
         if variants:
             raise ConfigError("this objective does not train this variant of EAGLE-3", got=variants, expected="none")
-
-    def __init__(self, drafter: Any, settings: TrainingSettings) -> None:
-        super().__init__(drafter, settings)
-        if settings.gradient_checkpointing:
-            raise ConfigError(
-                "training.gradient_checkpointing is for dspark and dflash", got="eagle3", fix="Leave it out."
-            )
 
     def _backbone(self, pack: Pack, blocks: Blocks, slots: Slots) -> tuple[torch.Tensor, None]:
         """The drafter's states after its final norm at the supervised slots, [S, H]."""

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from components.contracts import CALIBRATION_FILE, Calibration, CheckpointRef, TargetFingerprint, TargetRef
 from components.drafter import checkpoint as module
-from components.drafter.build import build_drafter, trainable_state
+from components.drafter.build import build_drafter, load_drafter, trainable_state
 from components.drafter.calibration import fit_calibration
 from components.drafter.checkpoint import (
     export_checkpoint,
@@ -74,7 +74,7 @@ def export(
 
 
 @pytest.mark.parametrize("is_pruned", [True, False])
-def test_an_eagle3_checkpoint_shares_the_targets_embedding_and_whole_head(
+def test_an_eagle3_checkpoint_is_complete_for_vllm_and_for_speculators(
     tiny_target: Path, tmp_path: Path, is_pruned: bool
 ) -> None:
     settings = SETTINGS.model_copy(update={"algorithm": "eagle3"})
@@ -86,11 +86,13 @@ def test_an_eagle3_checkpoint_shares_the_targets_embedding_and_whole_head(
         num_trained_tokens=0, parent_digest=None, expected_acceptance_length=None, extra={},
     )  # fmt: skip
     saved = set(load_file(Path(ref.path) / "model.safetensors"))
-    assert saved - {"lm_head.weight", "d2t", "t2d"} == set(trainable_state(model))
-    assert ({"lm_head.weight", "d2t", "t2d"} <= saved) is is_pruned
+    assert saved - {"d2t", "t2d"} == {*trainable_state(model), "embed_tokens.weight", "lm_head.weight"}
+    assert ({"d2t", "t2d"} <= saved) is is_pruned
     config = json.loads((Path(ref.path) / "config.json").read_text())
     assert (ref.algorithm, ref.num_draft_tokens, config["norm_before_residual"]) == ("eagle3", 3, False)
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3]
+    loaded = load_drafter(Path(ref.path), target_path=tiny_target).state_dict()
+    assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
 
 
 def test_an_exported_checkpoint_holds_everything_and_reads_back(tiny_target: Path, tmp_path: Path) -> None:
