@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from components.contracts import AcceptanceReport, ArmEndpoint, CheckpointRef, GateDecision, Record, Release, TargetRef
 from components.evaluation.acceptance import Measured, measure_acceptance
-from components.evaluation.gate import decide
+from components.evaluation.decide import decide
 from components.evaluation.measure import build_report
 from components.evaluation.prompts import Prompt, load_prompts
 from components.evaluation.speed import measure_speed

@@ -21,7 +21,6 @@ from components.contracts import (
     digest_json,
 )
 from components.evaluation.measure import arm_report
-from components.settings import EvaluationSettings
 
 FINGERPRINT = TargetFingerprint(**{part: digest_json(part) for part in TargetFingerprint.model_fields})
 
@@ -83,7 +82,6 @@ def arm() -> Callable[..., ArmReport]:
             checkpoint_digest=digest_json(name) if num_draft_tokens else None,
             num_draft_tokens=num_draft_tokens,
             engine_counters={},
-            settings=EvaluationSettings(slices={"a": 1}),
         )
 
     return make

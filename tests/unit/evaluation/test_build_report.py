@@ -83,7 +83,7 @@ def test_outputs_are_compared_by_prompt(measurement: Callable[..., PromptMeasure
     report = build([measured("candidate", candidate, k=1), measured("no_draft", plain)])
     assert (report.num_equal_outputs, report.num_compared_outputs) == (1, 2)
     assert report.prompt_digest == prompt_digest(PROMPTS)
-    sampled = SETTINGS.model_copy(update={"temperature": 1.0})
+    sampled = SETTINGS.model_copy(update={"temperatures": (1.0,)})
     report = build([measured("candidate", candidate, k=1), measured("no_draft", plain)], settings=sampled)
     assert report.num_compared_outputs == 0
 

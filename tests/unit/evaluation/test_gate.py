@@ -13,7 +13,8 @@ import pytest
 
 from components.contracts import AcceptanceReport, GateDecision, PromptMeasurement, Verdict
 from components.errors import EvaluationError
-from components.evaluation.gate import decide, main, overall_verdict
+from components.evaluation.decide import decide, overall_verdict
+from components.evaluation.gate import main
 from components.settings import GateSettings
 
 SETTINGS = GateSettings(min_acceptance_length=1.2)
@@ -43,7 +44,7 @@ def test_a_good_candidate_passes(report: Any, arm: Any, prompts: Any) -> None:
     assert set(rules(decision)) == {
         "finite figures",
         "acceptance length",
-        "first position",
+        "position collapse",
         "draft coverage",
         "losslessness",
     }
@@ -60,9 +61,9 @@ def test_acceptance_length_against_its_interval(
 
 
 def test_position_collapse_fails(report: Any, arm: Any, prompts: Any) -> None:
-    settings = GateSettings(min_acceptance_length=1.0, min_first_position_acceptance=0.1)
+    settings = GateSettings(min_acceptance_length=1.0, min_position_acceptance=0.1)
     decision = decide(report(arm("candidate", prompts((40, 1, 0)), num_draft_tokens=2)), settings=settings)
-    assert rules(decision)["first position"] is Verdict.FAIL
+    assert rules(decision)["position collapse"] is Verdict.FAIL
     assert decision.verdict is Verdict.FAIL
 
 
