@@ -117,9 +117,7 @@ def _sampled(report: AcceptanceReport, settings: GateSettings) -> list[RuleResul
             raise EvaluationError(f"no candidate was measured at temperature {further.temperature:g}")
         if settings.min_sampled_acceptance_length is not None:
             name = f"acceptance length at temperature {further.temperature:g}"
-            results.append(
-                rules.min_acceptance(candidate, settings.min_sampled_acceptance_length, settings, name=name)
-            )
+            results.append(rules.min_acceptance(candidate, settings.min_sampled_acceptance_length, settings, name=name))
         if champion is not None:
             results.append(
                 non_inferior_when_sampled(candidate, champion, temperature=further.temperature, settings=settings)

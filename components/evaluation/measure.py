@@ -110,9 +110,7 @@ def _arm_report(
 
 
 def _speed_only(arm: str, speed: tuple[SpeedPoint, ...]) -> ArmReport:
-    return arm_report(
-        arm, prompts=(), speed=speed, checkpoint_digest=None, num_draft_tokens=0, engine_counters={}
-    )
+    return arm_report(arm, prompts=(), speed=speed, checkpoint_digest=None, num_draft_tokens=0, engine_counters={})
 
 
 def arm_report(

@@ -23,7 +23,7 @@ from components.settings import GateSettings
 
 def finite_figures(report: AcceptanceReport) -> RuleResult:
     """Every figure of every arm is a finite number: a comparison with NaN is false and must not look like a verdict."""
-    arms = {arm: one for arm, one in report.arms.items()}
+    arms = dict(report.arms)
     for further in report.further_temperatures:
         arms |= {f"{arm} at {further.temperature:g}": one for arm, one in further.arms.items()}
     broken = [f"{arm}.{name}" for arm, one in arms.items() for name, x in _figures(one) if not math.isfinite(x)]
@@ -172,6 +172,4 @@ def memory(report: AcceptanceReport, settings: GateSettings) -> RuleResult | Non
         value = ours / plain - 1
         verdict = Verdict.PASS if value <= settings.max_memory_growth else Verdict.FAIL
         detail = f"peak {ours / 2**30:.2f} GiB against {plain / 2**30:.2f} GiB without a drafter"
-    return RuleResult(
-        rule="memory", verdict=verdict, value=value, threshold=settings.max_memory_growth, detail=detail
-    )
+    return RuleResult(rule="memory", verdict=verdict, value=value, threshold=settings.max_memory_growth, detail=detail)

@@ -23,7 +23,6 @@ from components.evaluation.engine_client import Completion, EngineClient, all_or
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
-
 MIN_SHIPPED_RATIO = 0.95
 """Of no draft's throughput: what a shipped schedule must keep at every load, or say above which it does not."""
 

@@ -64,7 +64,23 @@ def test_equal_prompts_give_students_t_of_the_mean() -> None:
     assert estimate.standard_error == pytest.approx(stats.sem(gains) / gains.mean(), rel=1e-9)
     assert 9 < estimate.degrees_of_freedom <= 11
     reach = stats.t.ppf(0.975, estimate.degrees_of_freedom) * estimate.standard_error
-    assert estimate.interval()[1] == pytest.approx(1 + gains.mean() * math.exp(reach))
+    assert estimate.interval()[0] == pytest.approx(1 + gains.mean() * math.exp(-reach))
+    skewness = max(0.0, stats.skew(gains, bias=False)) / math.sqrt(12)
+    further = skewness * (2 * 1.959964**2 + 1) / 6 * estimate.standard_error
+    assert estimate.interval()[1] == pytest.approx(1 + gains.mean() * math.exp(reach + further))
+
+
+def test_tests_agree_with_the_ends_of_the_interval() -> None:
+    """A threshold at either end of a 95 % interval has a one-sided p of 2.5 %, skewed or not."""
+    steps = np.full(10, 30.0)
+    gains = np.array([0.2, 0.2, 0.25, 0.3, 0.2, 0.22, 0.9, 0.3, 0.25, 0.2])
+    skewed = estimate_ratio(steps * (1 + gains), steps, origin=1.0)
+    assert skewed is not None and skewed.skewness > 0
+    for estimate in (skewed, estimate_at(0.1, 0.05)):
+        low, high = estimate.interval(0.95)
+        assert estimate.p_above(low) == pytest.approx(0.025)
+        assert estimate.p_below(high) == pytest.approx(0.025)
+        assert estimate.p_below(estimate.value) >= 0.5
 
 
 def test_standard_error_agrees_with_the_jackknife() -> None:
