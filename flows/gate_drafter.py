@@ -11,6 +11,7 @@ from tasks.evaluation import (
     decide_gate,
     measure_and_report,
     measure_arm,
+    measure_further,
     measure_untrained,
     serve_arms,
 )
@@ -46,7 +47,8 @@ def gate_drafter(
         measured = {arm.arm: measure_arm(loop, arm) for arm in arms}
         if untrained is not None and loop.recipe.evaluation.num_untrained_prompts > 0:
             measured["untrained"] = measure_untrained(loop, found, untrained)
-        report = measure_and_report(loop, found, arms, measured)
+        further = measure_further(loop, arms) if len(loop.recipe.evaluation.temperatures) > 1 else {}
+        report = measure_and_report(loop, found, arms, measured, further, checkpoint)
         decision = decide_gate(loop, report)
         run_id = mlflow_run_of(loop, found)
         release = register_if_passed(loop, found, checkpoint, report=report, decision=decision, mlflow_run_id=run_id)

@@ -29,6 +29,9 @@ MIN_SHIPPED_RATIO = 0.95
 SCHEDULED = "scheduled"
 """Arm name of an engine that serves the candidate with the schedule that would be shipped; only its speed counts."""
 
+BESIDE_SCHEDULED = "no_draft_beside"
+"""Arm name of no draft measured once more, interleaved with `SCHEDULED`."""
+
 
 @dataclass(frozen=True)
 class Round:
@@ -222,7 +225,7 @@ def load_limit(
     """
     if not schedule:
         return None
-    shipped = speedups(speed, arm=SCHEDULED) or {
+    shipped = speedups(speed, arm=SCHEDULED, over=BESIDE_SCHEDULED) or {
         level: ratio for level, ratio in speedups(speed, arm=arm).items() if draft_tokens_at(schedule, level) > 0
     }
     limit = 0

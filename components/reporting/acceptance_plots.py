@@ -15,7 +15,7 @@ from components.reporting.forest_plot import paired_differences
 from components.reporting.report import speedup
 from components.reporting.style import BAD, INK, colour, label, new_figure, save
 
-ARM_ORDER = ("candidate", "champion", "untrained", "scheduled", "no_draft")
+ARM_ORDER = ("candidate", "champion", "untrained", "no_draft", "scheduled", "no_draft_beside")
 
 
 def plot_acceptance(

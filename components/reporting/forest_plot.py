@@ -57,8 +57,8 @@ def _reference_lines(axes: Any, margins: set[float]) -> None:
     for margin in margins:
         axes.axvline(100 * margin, color=BAD, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.annotate(
-            f"margin {100 * margin:g} %", (100 * margin, 1.0), xycoords=("data", "axes fraction"), xytext=(4, -3),
-            textcoords="offset points", fontsize=8.5, color=BAD, va="top",
+            f"margin {100 * margin:g} %", (100 * margin, 0.0), xycoords=("data", "axes fraction"), xytext=(-4, 4),
+            textcoords="offset points", fontsize=8.5, color=BAD, ha="right", va="bottom",
         )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def _x_axis(axes: Any, rules: list[RuleResult], margins: set[float]) -> None:
     ends = [100 * end for rule in rules for end in (*(rule.interval or ()), *(rule.bootstrap_interval or ()))]
     ends += [0.0, *(100 * margin for margin in margins)]
     space = 0.06 * (max(ends) - min(ends) or 1.0)
-    axes.set_xlim(min(ends) - space, max(ends) + space)
+    axes.set_xlim(min(ends) - 2.5 * space, max(ends) + space)  # the margin's name stands left of its line
     axes.set_xlabel("difference in acceptance length, % of the champion's (right: candidate better)")
     axes.tick_params(axis="y", length=0)
 

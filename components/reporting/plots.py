@@ -32,7 +32,7 @@ def plot_report(report: LifecycleReport, directory: Path) -> dict[str, Path]:
     if report.training_curve:
         plots["training_curve"] = training_curve(report.training_curve, folder / "training_curve.png")
     if report.acceptance is not None:
-        plots |= plot_acceptance(report.acceptance, folder)
+        plots |= plot_acceptance(report.acceptance, folder, decision=report.gate)
     if report.canary is not None and report.canary.steps:
         plots["canary_weights"] = canary_weights(report.canary, folder / "canary_weights.png")
     if any(change.old_drafter or change.new_drafter for change in report.target_changes):

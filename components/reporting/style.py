@@ -19,8 +19,9 @@ ARM_COLOURS = {
     "untrained": "#d9a441",
     "baseline": "#8a8f98",
     "scheduled": "#3f6fb5",
+    "no_draft_beside": "#8a8f98",
 }
-ARM_LABELS = {"no_draft": "no draft", "scheduled": "shipped schedule"}
+ARM_LABELS = {"no_draft": "no draft", "scheduled": "shipped schedule", "no_draft_beside": "no draft beside it"}
 OTHER_COLOUR = "#3f6fb5"
 INK = "#20242a"
 SOFT = "#5b626c"
