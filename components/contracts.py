@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -356,7 +356,9 @@ class TrainServedGap(Record):
 
     @property
     def gap(self) -> float:
-        """Largest relative difference from what is served, not negative."""
+        """Largest relative difference from what is served, not negative; infinite where nothing was served."""
+        if self.served <= 0:
+            return float("inf")
         return max(abs(self.teacher_forced / self.served - 1), abs(self.reference / self.served - 1))
 
 
@@ -381,16 +383,29 @@ class ArmReport(Record):
     arm: str
     checkpoint_digest: str | None
     acceptance_length: float = Field(description="(accepted + steps) / steps; 1.0 with no drafter")
-    acceptance_interval: tuple[float, float] | None = Field(default=None, description="95 % bootstrap interval")
+    acceptance_interval: tuple[float, float] | None = Field(default=None, description="95 % interval over prompts")
     acceptance_by_slice: dict[str, float]
     interval_by_slice: dict[str, tuple[float, float]] = Field(
-        default={}, description="95 % bootstrap interval; slices with one prompt or no drafter have none"
+        default={}, description="95 % interval over prompts; slices with one prompt or no drafter have none"
     )
     acceptance_by_position: tuple[float, ...] = Field(description="share of steps whose draft position k was accepted")
     draft_coverage: float = Field(description="(steps + accepted) / output tokens, 0 to 1")
     prompts: tuple[PromptMeasurement, ...]
     speed: tuple[SpeedPoint, ...]
     engine_counters: dict[str, float] = Field(description="vllm:spec_decode_* deltas over the measurement")
+    acceptance_histogram: tuple[int, ...] = Field(
+        default=(), description="target steps that accepted exactly 0, 1, ... K draft tokens; empty with no drafter"
+    )
+    peak_memory_bytes: int | None = Field(
+        default=None, description="largest memory of the engine's processes while it was measured; None: not measured"
+    )
+
+
+class TemperatureReport(Record):
+    """The arms over the first prompts of the measurement at a further temperature."""
+
+    temperature: float
+    arms: dict[str, ArmReport]
 
 
 class AcceptanceReport(Record):
@@ -404,6 +419,8 @@ class AcceptanceReport(Record):
     num_equal_outputs: int = Field(description="prompts whose candidate output equals no_draft's at temperature 0")
     num_compared_outputs: int
     excluded: dict[str, str] = Field(default={}, description="prompt id to reason; left out of every arm")
+    further_temperatures: tuple[TemperatureReport, ...] = ()
+    train_served_gap: TrainServedGap | None = None
     engine_version: str
     created_at: datetime
 
@@ -424,10 +441,23 @@ class RuleResult(Record):
     value: float | None
     threshold: float | None
     detail: str
+    interval: tuple[float, float] | None = Field(default=None, description="of `value`, that the verdict rests on")
+    confidence: float | None = Field(default=None, description="two-sided level of the intervals, 0.95 for 95 %")
+    bootstrap_interval: tuple[float, float] | None = Field(default=None, description="BCa, as a second opinion")
+    p_values: dict[str, float] = Field(default={}, description="one-sided, by claim; '(Holm)' ones over all slices")
+    binding: bool = Field(default=True, description="counts for the verdict; others are told for information")
+    num_prompts: int | None = None
+    num_further_prompts: int | None = Field(
+        default=None, description="that an inconclusive rule needs to be decided; None: not inconclusive, or unknown"
+    )
 
 
 class GateDecision(Record):
-    """The gate's written decision: every input by digest, every rule, every number, one verdict."""
+    """The gate's written decision: every input by digest, every rule, every number, one verdict.
+
+    `signature` is the digest of all the rest, so a decision file that was changed by hand is refused (`read`). It says
+    that a file is whole, not who wrote it.
+    """
 
     candidate_digest: str
     champion_digest: str | None
@@ -438,7 +468,41 @@ class GateDecision(Record):
     speculative_schedule: tuple[tuple[int, int, int], ...] = Field(
         default=(), description="[from, to, K] by requests in flight; vLLM's num_speculative_tokens_per_batch_size"
     )
+    drafter_out_above: int | None = Field(
+        default=None,
+        description="requests in flight above which the drafter should not be loaded at all: with the schedule, plain"
+        " decoding was more than 5 % faster there, or nothing was measured; None: no such load, or no speed measured",
+    )
+    superior: bool = Field(
+        default=False, description="passed, and the paired difference to the champion over all slices lies above 0"
+    )
+    settings: dict[str, Any] = Field(default={}, description="the recipe's gate section it was decided by")
     created_at: datetime
+    signature: str = Field(default="", description="sha256 (hex) over everything else")
+
+    def signed(self) -> Self:
+        """The same decision with its signature."""
+        return self.model_copy(update={"signature": self._content_digest()})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a decision written by `write`.
+
+        Raises:
+            ConfigError: the file is missing, holds no decision, or was changed after it was signed.
+        """
+        decision = super().read(path)
+        if decision.signature != decision._content_digest():
+            raise ConfigError(
+                f"{path} was changed after it was signed",
+                got=decision.signature or "no signature",
+                expected=decision._content_digest(),
+                fix="Decide again from the report: python -m components.evaluation.gate --report ...",
+            )
+        return decision
+
+    def _content_digest(self) -> str:
+        return digest_json(self.model_dump(mode="json", exclude={"signature"}))
 
 
 class Release(Record):
@@ -451,6 +515,7 @@ class Release(Record):
     gate_digest: str
     run_id: str
     speculative_schedule: tuple[tuple[int, int, int], ...] = ()
+    drafter_out_above: int | None = Field(default=None, description="as `GateDecision.drafter_out_above`")
     acceptance_length: float | None = Field(default=None, description="as the gate measured it on `target`")
 
 

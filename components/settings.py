@@ -272,28 +272,76 @@ class EvaluationSettings(Settings):
 
     slices: dict[str, int] = Field(description="prompts per held-out slice: mt_bench, humaneval, gsm_symbolic, ...")
     max_tokens: int = Field(default=96, ge=8)
-    temperature: float = Field(default=0.0, ge=0)
+    temperatures: tuple[float, ...] = Field(
+        default=(0.0,), min_length=1, description="the first is measured in full, the others on num_sampled_prompts"
+    )
+    num_sampled_prompts: int = Field(default=16, ge=2, description="prompts, of all slices, per further temperature")
     acceptance_concurrency: int = Field(default=4, ge=1, description="requests in flight while acceptance is measured")
     speed_concurrency: tuple[int, ...] = (1, 4, 8)
     speed_requests: int = Field(default=8, ge=1, description="requests per arm and concurrency")
     speed_repeats: int = Field(default=3, ge=1, description="interleaved rounds; medians are reported")
     num_untrained_prompts: int = Field(default=8, ge=0, description="prompts the untrained drafter is measured on")
+    num_gap_prompts: int = Field(
+        default=16, ge=1, description="prompts, of all slices, for gate.max_train_served_gap, where that is set"
+    )
     max_excluded_share: float = Field(default=0.1, ge=0, lt=1, description="prompts the engine may refuse as too long")
-    bootstrap_samples: int = Field(default=2000, ge=100)
-    seed: int = 0
+    measure_schedule: bool = Field(
+        default=False, description="measure the speed of the schedule that would be shipped, on one more engine"
+    )
+    prompts_per_checkpoint: int = Field(
+        default=64, ge=1, description="kept and checked together: what an engine that dies costs at most"
+    )
+
+    @model_validator(mode="after")
+    def _temperatures(self) -> Self:
+        if min(self.temperatures) < 0 or len(set(self.temperatures)) != len(self.temperatures):
+            raise ValueError("temperatures must differ and not be negative")
+        return self
+
+    @property
+    def temperature(self) -> float:
+        """The one that all prompts, the losslessness check and the speed are measured at."""
+        return self.temperatures[0]
 
 
 class GateSettings(Settings):
-    """Rules a candidate must pass."""
+    """Rules a candidate must pass. Levels are one-sided; what they bound is in evaluation/statistics.py."""
 
     min_acceptance_length: float = Field(default=1.2, ge=1)
-    non_inferiority_margin: float = Field(default=0.05, ge=0, description="relative, against the champion, per slice")
-    min_first_position_acceptance: float = Field(default=0.1, ge=0, le=1)
+    min_sampled_acceptance_length: float | None = Field(
+        default=None, ge=1, description="at each further temperature; None: reported, no rule"
+    )
+    non_inferiority_margin: float = Field(
+        default=0.05, ge=0, lt=1, description="relative, against the champion, per slice"
+    )
+    non_inferiority_alpha: float = Field(
+        default=0.01, gt=0, lt=0.5, description="how often a drafter worse by the margin on a slice may pass"
+    )
+    alpha: float = Field(default=0.025, gt=0, lt=0.5, description="level of every other claim, fails included")
+    min_prompts_per_slice: int = Field(default=4, ge=2, description="a slice with fewer is never a pass")
+    require_superiority: bool = Field(default=False, description="over all slices against the champion, to pass")
+    max_further_prompts: int = Field(default=500, ge=0, description="budget for deciding an inconclusive rule")
+    min_position_acceptance: float = Field(
+        default=0.1, ge=0, le=1, description="share accepted at a draft position of those accepted before it"
+    )
+    max_position_loss: float = Field(
+        default=0.5, gt=0, le=1, description="of that share against the champion's, relative, at any position"
+    )
     min_draft_coverage: float = Field(default=0.9, ge=0, le=1)
-    min_speedup: float | None = Field(default=None, gt=0, description="tok/s over no draft at concurrency 1")
+    serving_concurrency: int = Field(default=1, ge=1, description="requests in flight that min_speedup is about")
+    min_speedup: float | None = Field(default=None, gt=0, description="tok/s over no draft at serving_concurrency")
+    max_train_served_gap: float | None = Field(
+        default=None,
+        ge=0,
+        description="relative difference of teacher-forced and reference-decoded acceptance length from the served one;"
+        " None: not measured",
+    )
+    max_memory_growth: float | None = Field(
+        default=None, ge=0, description="peak memory of the candidate's engine over no draft's, less 1; None: no rule"
+    )
     min_equal_output_share: float = Field(default=0.9, ge=0, le=1, description="greedy outputs equal to no draft's")
-    bootstrap_samples: int = Field(default=2000, ge=100, description="resamples behind each interval")
-    seed: int = Field(default=0, description="of the bootstrap: the same report always gets the same verdict")
+    bootstrap_samples: int = Field(default=2000, ge=100, description="resamples behind each BCa interval")
+    seed: int = Field(default=0, description="of the bootstrap: the same report always gets the same decision")
 
 
 class CanarySettings(Settings):
@@ -347,6 +395,8 @@ class Recipe(Settings):
                 f"curation.max_prompt_tokens + max_answer_tokens = {needed} exceeds engine.max_model_len"
                 f" = {self.engine.max_model_len}"
             )
+        if self.gate.min_speedup is not None and self.gate.serving_concurrency not in self.evaluation.speed_concurrency:
+            raise ValueError("gate.min_speedup needs gate.serving_concurrency among evaluation.speed_concurrency")
         if self.drafter.start == "target_layers" and len(self.drafter.start_layers) != self.drafter.num_layers:
             raise ValueError("drafter.start_layers must name one target layer per draft layer (num_layers)")
         return self

@@ -11,6 +11,8 @@ from tasks.evaluation import (
     decide_gate,
     measure_and_report,
     measure_arm,
+    measure_further,
+    measure_train_served,
     measure_untrained,
     serve_arms,
 )
@@ -46,7 +48,9 @@ def gate_drafter(
         measured = {arm.arm: measure_arm(loop, arm) for arm in arms}
         if untrained is not None and loop.recipe.evaluation.num_untrained_prompts > 0:
             measured["untrained"] = measure_untrained(loop, found, untrained)
-        report = measure_and_report(loop, found, arms, measured)
+        further = measure_further(loop, arms) if len(loop.recipe.evaluation.temperatures) > 1 else {}
+        gap = measure_train_served(loop, found, checkpoint, arms)
+        report = measure_and_report(loop, found, arms, measured, further, checkpoint, gap)
         decision = decide_gate(loop, report)
         run_id = mlflow_run_of(loop, found)
         release = register_if_passed(loop, found, checkpoint, report=report, decision=decision, mlflow_run_id=run_id)

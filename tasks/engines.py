@@ -31,7 +31,10 @@ def drafting_engine(
     """Start (or find) the engine that serves the target with the drafter of `checkpoint`."""
 
     def make_spec(port: int) -> EngineSpec:
-        return _spec(loop, target, name=name, port=port, checkpoint=checkpoint)
+        # Sampled requests need drafts from the distributions; those at temperature 0 are drafted by argmax either way.
+        is_sampled = max(loop.recipe.evaluation.temperatures) > 0
+        sample_method: DraftSampleMethod = "probabilistic" if is_sampled else "greedy"
+        return _spec(loop, target, name=name, port=port, checkpoint=checkpoint, draft_sample_method=sample_method)
 
     key = _drafting_key(target, checkpoint)
     return loop.engines.start(key, make_spec, fingerprint=target.fingerprint, allow_unbound=allow_unbound)
@@ -63,6 +66,32 @@ def released_engine(loop: Loop, release: Release) -> Engine:
     return loop.engines.start(released_key(release), make_spec, fingerprint=release.target.fingerprint)
 
 
+def scheduled_engine(
+    loop: Loop, target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]
+) -> Engine:
+    """Start the engine that serves the drafter with a schedule, as a release of it would be."""
+
+    def make_spec(port: int) -> EngineSpec:
+        return _spec(
+            loop,
+            target,
+            name="scheduled",
+            port=port,
+            checkpoint=checkpoint,
+            schedule=schedule,
+            draft_sample_method="probabilistic",
+        )
+
+    return loop.engines.start(_scheduled_key(target, checkpoint, schedule), make_spec, fingerprint=target.fingerprint)
+
+
+def stop_scheduled_engine(
+    loop: Loop, target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]
+) -> None:
+    """Stop the engine `scheduled_engine` started."""
+    loop.engines.stop(_scheduled_key(target, checkpoint, schedule))
+
+
 def stop_drafting_engine(loop: Loop, target: TargetRef, checkpoint: CheckpointRef) -> None:
     """Stop the engine `drafting_engine` started for this pair."""
     loop.engines.stop(_drafting_key(target, checkpoint))
@@ -88,6 +117,10 @@ def extraction_engine(loop: Loop, target: TargetRef, *, stream_run_id: str, num_
         return _spec(loop, target, name="extract", port=port, extra_args=tuple(args), extra_env=environment)
 
     return loop.engines.start(extraction_key(target, stream_run_id), make_spec, fingerprint=target.fingerprint)
+
+
+def _scheduled_key(target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]) -> str:
+    return f"scheduled/{_drafting_key(target, checkpoint)}/{schedule}"
 
 
 def _drafting_key(target: TargetRef, checkpoint: CheckpointRef) -> str:

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
 
-from components.contracts import AcceptanceReport, ArmEndpoint, CheckpointRef, GateDecision, Record, Release, TargetRef
-from components.evaluation.acceptance import Measured, measure_acceptance
-from components.evaluation.gate import decide
+from components.contracts import (
+    AcceptanceReport,
+    ArmEndpoint,
+    CheckpointRef,
+    GateDecision,
+    Record,
+    Release,
+    SpeedPoint,
+    TargetRef,
+    TrainServedGap,
+)
+from components.evaluation.acceptance import Measured
+from components.evaluation.decide import decide
 from components.evaluation.measure import build_report
 from components.evaluation.prompts import Prompt, load_prompts
-from components.evaluation.speed import measure_speed
+from components.evaluation.speed import choose_schedule, measure_speed
 from components.reporting.acceptance_plots import plot_acceptance
+from components.reporting.gate_page import write_gate_page
 from components.settings import EvaluationSettings
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
-from tasks.engines import drafting_engine, plain_engine, stop_drafting_engine
+from tasks.engines import (
+    drafting_engine,
+    plain_engine,
+    scheduled_engine,
+    stop_drafting_engine,
+    stop_scheduled_engine,
+)
 from tasks.loop import Loop
+from tasks.measuring import (
+    at_temperature,
+    measure_gap,
+    measure_scheduled,
+    measure_surviving,
+    peak_memory,
+    sampled_prompts,
+)
 from tasks.retry import is_transient
 
 NO_DRAFT, CANDIDATE, CHAMPION, UNTRAINED = "no_draft", "candidate", "champion", "untrained"
@@ -80,30 +106,116 @@ def measure_champion(loop: Loop, target: TargetRef, champion: CheckpointRef) -> 
     return _measure(loop, engine.endpoint(CHAMPION), load_prompts(loop.recipe.evaluation))
 
 
-def _measure(loop: Loop, endpoint: ArmEndpoint, prompts: Sequence[Prompt]) -> Measured:
+@task(name="measure further temperatures", cache_policy=NO_CACHE)
+def measure_further(loop: Loop, endpoints: Sequence[ArmEndpoint]) -> dict[float, dict[str, Measured]]:
+    """The drafting arms at the recipe's further temperatures, on a few prompts of every slice."""
+    settings = loop.recipe.evaluation
+    prompts = sampled_prompts(load_prompts(settings), settings)
+    drafting = [endpoint for endpoint in endpoints if endpoint.num_draft_tokens]
+    return {
+        temperature: {
+            endpoint.arm: _measure(loop, endpoint, prompts, settings=at_temperature(settings, temperature))
+            for endpoint in drafting
+        }
+        for temperature in settings.temperatures[1:]
+    }
+
+
+def _measure(
+    loop: Loop, endpoint: ArmEndpoint, prompts: Sequence[Prompt], *, settings: EvaluationSettings | None = None
+) -> Measured:
+    chosen = settings or loop.recipe.evaluation
     with loop.stage(f"measure {endpoint.arm}") as clock:
-        measured = measure_acceptance(
+        measured = measure_surviving(
             endpoint,
             prompts,
-            settings=loop.recipe.evaluation,
+            settings=chosen,
+            engines=loop.engines,
+            journals=loop.run_dir / "measurements",
+            request_timeout_s=loop.recipe.engine.request_timeout_s,
             progress=progress_reporter(f"acceptance {endpoint.arm}"),
         )
         clock.num_tokens = sum(p.num_output_tokens for p in measured.prompts)
     return measured
 
 
+@task(name="train-served gap", cache_policy=NO_CACHE)
+def measure_train_served(
+    loop: Loop, target: TargetRef, candidate: CheckpointRef, endpoints: Sequence[ArmEndpoint]
+) -> TrainServedGap | None:
+    """The candidate teacher-forced, through reference decoding and as served; None where the recipe has no limit."""
+    if loop.recipe.gate.max_train_served_gap is None:
+        return None
+    with loop.stage("train-served gap"):
+        return measure_gap(
+            next(one for one in endpoints if one.arm == CANDIDATE),
+            load_prompts(loop.recipe.evaluation),
+            target=target,
+            checkpoint=candidate,
+            recipe=loop.recipe,
+            out_dir=loop.run_dir / "train_served",
+            progress=progress_reporter("train-served gap"),
+            on_line=get_run_logger().info,
+        )
+
+
 @task(name="measure speed and report", cache_policy=NO_CACHE)
 def measure_and_report(
-    loop: Loop, target: TargetRef, endpoints: Sequence[ArmEndpoint], measured: dict[str, Measured]
+    loop: Loop,
+    target: TargetRef,
+    endpoints: Sequence[ArmEndpoint],
+    measured: dict[str, Measured],
+    further: dict[float, dict[str, Measured]],
+    candidate: CheckpointRef,
+    gap: TrainServedGap | None,
 ) -> AcceptanceReport:
     """tok/s by concurrency, arms interleaved, then everything in one report."""
     settings: EvaluationSettings = loop.recipe.evaluation
     prompts = load_prompts(settings)
     with loop.stage("measure speed"):
         speed = measure_speed(endpoints, prompts, settings=settings, progress=progress_reporter("speed"))
-    report = build_report(target=target, measured=measured, speed=speed, settings=settings, prompts=prompts)
+    if settings.measure_schedule:
+        speed |= _speed_of_schedule(loop, target, endpoints, candidate, speed)
+    report = build_report(
+        target=target,
+        measured=measured,
+        speed=speed,
+        settings=settings,
+        prompts=prompts,
+        further=further,
+        train_served_gap=gap,
+        peak_memory_bytes=peak_memory(endpoints, loop.engines),
+    )
     report.write(loop.run_dir / "acceptance_report.json")
     return report
+
+
+def _speed_of_schedule(
+    loop: Loop,
+    target: TargetRef,
+    endpoints: Sequence[ArmEndpoint],
+    candidate: CheckpointRef,
+    speed: Mapping[str, tuple[SpeedPoint, ...]],
+) -> Mapping[str, tuple[SpeedPoint, ...]]:
+    """The schedule that would be shipped, as it would be served: one more engine, for as long as this takes."""
+    schedule = choose_schedule(speed, candidate.num_draft_tokens)
+    plain = next((endpoint for endpoint in endpoints if endpoint.arm == NO_DRAFT), None)
+    if len({row[2] for row in schedule}) < 2 or plain is None:
+        return {}  # one K at every load: the candidate's own speed is the schedule's
+    with loop.stage("engine start"):
+        engine = scheduled_engine(loop, target, candidate, schedule)
+        engine.wait_ready()
+    try:
+        with loop.stage("measure schedule"):
+            return measure_scheduled(
+                engine.endpoint(CANDIDATE),
+                plain,
+                load_prompts(loop.recipe.evaluation),
+                settings=loop.recipe.evaluation,
+                progress=progress_reporter("shipped schedule"),
+            )
+    finally:
+        stop_scheduled_engine(loop, target, candidate, schedule)
 
 
 @task(name="decide", cache_policy=NO_CACHE)
@@ -114,8 +226,11 @@ def decide_gate(loop: Loop, report: AcceptanceReport) -> GateDecision:
     rows = [(r.rule, r.verdict, _number(r.value), _number(r.threshold), r.detail) for r in decision.rules]
     table = markdown_table(("rule", "verdict", "value", "threshold", "detail"), rows)
     publish_markdown("gate decision", f"## Gate: **{decision.verdict}**\n\n{table}", description="Gate decision")
-    for name, png in plot_acceptance(report, loop.run_dir / "plots").items():
+    for name, png in plot_acceptance(report, loop.run_dir / "plots", decision=decision).items():
         publish_image(f"gate {name}", png, description=name.replace("_", " "))
+    texts = {prompt.prompt_id: prompt.messages[0]["content"] for prompt in load_prompts(loop.recipe.evaluation)}
+    page = write_gate_page(report, decision, loop.run_dir / "plots" / "gate.html", prompts=texts)
+    get_run_logger().info("the gate said %s: %s", decision.verdict, page)
     return decision
 
 

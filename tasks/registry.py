@@ -116,10 +116,10 @@ def register_if_passed(
     mlflow_run_id: str,
 ) -> Release | None:
     """Log report, decision and plots; a drafter that passed becomes a version with alias challenger."""
-    registry, plots = registry_of(loop), sorted((loop.run_dir / "plots").glob("*.png"))
+    registry, shown = registry_of(loop), sorted((loop.run_dir / "plots").iterdir())  # plots and the page
     with loop.stage("register"):
         if decision.verdict is not Verdict.PASS:
-            for path in (loop.run_dir / "acceptance_report.json", loop.run_dir / "gate_decision.json", *plots):
+            for path in (loop.run_dir / "acceptance_report.json", loop.run_dir / "gate_decision.json", *shown):
                 registry.log_artifact(mlflow_run_id, path, folder="gate")
             get_run_logger().warning("the gate said %s: nothing is registered", decision.verdict)
             return None
@@ -131,7 +131,7 @@ def register_if_passed(
             gate=decision,
             report=report,
             run_id=mlflow_run_id,
-            extra_artifacts=plots,
+            extra_artifacts=shown,
         )
     get_run_logger().info("registered %s version %d as challenger", release.model_name, release.version)
     return release

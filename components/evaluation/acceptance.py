@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
@@ -27,6 +28,7 @@ from components.evaluation.engine_client import (
     Speculation,
     all_or_first_error,
 )
+from components.evaluation.journal import Journal
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
@@ -54,6 +56,7 @@ def measure_acceptance(
     *,
     settings: EvaluationSettings,
     request_timeout_s: float = 300,
+    journal: Path | None = None,
     progress: Progress | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Measured:
@@ -61,6 +64,10 @@ def measure_acceptance(
 
     The engine must serve nobody else meanwhile. A prompt that does not fit into the model's length is excluded with
     the reason, up to `settings.max_excluded_share` of them. Must not be called from a running event loop.
+
+    Prompts are answered and checked against the engine's counters in groups of `settings.prompts_per_checkpoint`.
+    With a `journal`, a file, groups that were checked are kept there: called again after the engine died, the same
+    measurement goes on behind them, and no prompt is counted twice. Another measurement replaces the file.
 
     Raises:
         EvaluationError: engine gone, too slow or another one; no per-request metrics; the two counts differ; the
@@ -75,26 +82,58 @@ def measure_acceptance(
         timeout_s=request_timeout_s,
         transport=transport,
     )
-    return asyncio.run(_measure(client, prompts, settings, progress))
+    kept = Journal.of(journal, endpoint, settings, prompts)
+    return asyncio.run(_measure(client, prompts, settings, kept, progress))
 
 
 async def _measure(
-    client: EngineClient, prompts: Sequence[Prompt], settings: EvaluationSettings, progress: Progress | None
+    client: EngineClient,
+    prompts: Sequence[Prompt],
+    settings: EvaluationSettings,
+    journal: Journal,
+    progress: Progress | None,
 ) -> Measured:
+    todo = [prompt for prompt in prompts if prompt.prompt_id not in journal.done]
     async with client:
-        await client.warm_up(num_requests=settings.acceptance_concurrency)
-        before = await _settled_counters(client)
-        answers = await _answer_all(client, prompts, settings.acceptance_concurrency, progress)
+        if todo:
+            await client.warm_up(num_requests=settings.acceptance_concurrency)
+            await _measure_groups(client, todo, settings, journal, progress)
+        version = await client.version()
+    kept = journal.measurements
+    excluded = {p.prompt_id: journal.excluded[p.prompt_id] for p in prompts if p.prompt_id in journal.excluded}
+    _check_excluded(excluded, len(prompts), settings.max_excluded_share)
+    measurements = tuple(kept[prompt.prompt_id] for prompt in prompts if prompt.prompt_id in kept)
+    return Measured(client.endpoint, measurements, journal.counters, excluded, version)
+
+
+async def _measure_groups(
+    client: EngineClient,
+    todo: Sequence[Prompt],
+    settings: EvaluationSettings,
+    journal: Journal,
+    progress: Progress | None,
+) -> None:
+    before = await _settled_counters(client)
+    for start in range(0, len(todo), settings.prompts_per_checkpoint):
+        group = todo[start : start + settings.prompts_per_checkpoint]
+        answers = await _answer_all(
+            client, group, settings.acceptance_concurrency, _shifted(progress, start=start, total=len(todo))
+        )
         measurements, excluded = [], {}
-        for prompt, answer in zip(prompts, answers, strict=True):
+        for prompt, answer in zip(group, answers, strict=True):
             if isinstance(answer, PromptTooLongError):
                 excluded[prompt.prompt_id] = str(answer)
             else:
                 measurements.append(_measurement(client.endpoint, prompt, answer))
-        _check_excluded(excluded, len(prompts), settings.max_excluded_share)
-        counters = await _matching_counters(client, before, tuple(measurements))
-        version = await client.version()
-    return Measured(client.endpoint, tuple(measurements), counters, excluded, version)
+        after, growth = await _matching_counters(client, before, measurements)
+        journal.append(measurements, excluded, growth)
+        before = after
+
+
+def _shifted(progress: Progress | None, *, start: int, total: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda what, num_done, _: progress(what, start + num_done, total)
 
 
 async def _answer_all(
@@ -209,15 +248,16 @@ async def _settled_counters(client: EngineClient) -> dict[str, float]:
 
 async def _matching_counters(
     client: EngineClient, before: dict[str, float], measurements: Sequence[PromptMeasurement]
-) -> dict[str, float]:
-    """Counter growth once it equals the per-request sums; an error naming both when it never does."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Counters and their growth once that equals the per-request sums; an error naming both when it never does."""
     arm = client.endpoint.arm
     expected = expected_counters(measurements)
     for _ in range(int(COUNTER_SETTLE_S / 0.2)):
-        growth = counter_growth(before, await client.counters(), arm=arm)
+        counters = await client.counters()
+        growth = counter_growth(before, counters, arm=arm)
         different = {name for name, value in expected.items() if growth.get(name, 0.0) != value}
         if not different:
-            return growth
+            return counters, growth
         await asyncio.sleep(0.2)
     raise EvaluationError(
         f"arm '{arm}': the engine's counters and its per-request metrics differ",

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-import numpy as np
-
-from components.contracts import AcceptanceReport, ArmReport, PromptMeasurement, SpeedPoint, TargetRef, now_utc
+from components.contracts import (
+    AcceptanceReport,
+    ArmReport,
+    PromptMeasurement,
+    SpeedPoint,
+    TargetRef,
+    TemperatureReport,
+    TrainServedGap,
+    now_utc,
+)
 from components.errors import EvaluationError
 from components.evaluation.acceptance import Measured
+from components.evaluation.paired import acceptance_sums, slices_of
 from components.evaluation.prompts import Prompt, prompt_digest
-from components.evaluation.statistics import Array, Interval, ratio_interval, ratio_of_sums
+from components.evaluation.statistics import Interval, estimate_ratio, ratio_of_sums
 from components.settings import EvaluationSettings
 
 
@@ -21,6 +30,9 @@ def build_report(
     speed: Mapping[str, Sequence[SpeedPoint]],
     prompts: Sequence[Prompt],
     settings: EvaluationSettings,
+    further: Mapping[float, Mapping[str, Measured]] | None = None,
+    train_served_gap: TrainServedGap | None = None,
+    peak_memory_bytes: Mapping[str, int] | None = None,
 ) -> AcceptanceReport:
     """Put the measured arms of one target into a report, paired over the same prompts.
 
@@ -30,6 +42,9 @@ def build_report(
         speed: by arm, from `measure_speed`; arms without points get none.
         prompts: as handed to `measure_acceptance` (the untrained arm may have seen fewer of them).
         settings: as used while measuring.
+        further: by temperature and arm, what was measured at further temperatures, on fewer prompts.
+        train_served_gap: of the candidate, where it was measured.
+        peak_memory_bytes: by arm, of the engine's processes while they were measured.
 
     Raises:
         EvaluationError: no candidate, engines of different versions, or arms that answered different prompts.
@@ -43,29 +58,59 @@ def build_report(
     kept = {arm: _without(one, excluded) for arm, one in measured.items()}
     _check_paired(kept)
     num_equal, num_compared = _equal_outputs(kept, settings.temperature)
+    memory = peak_memory_bytes or {}
+    arms = {
+        arm: _arm_report(one, kept[arm], speed=tuple(speed.get(arm, ())), peak_memory_bytes=memory.get(arm))
+        for arm, one in measured.items()
+    }
+    # An arm that only its speed was measured of, like the shipped schedule.
+    arms |= {arm: _speed_only(arm, tuple(points)) for arm, points in speed.items() if arm not in measured}
     return AcceptanceReport(
         target=target,
         temperature=settings.temperature,
         max_tokens=settings.max_tokens,
         prompt_digest=prompt_digest(prompts),
-        arms={
-            arm: arm_report(
-                arm,
-                prompts=kept[arm],
-                speed=tuple(speed.get(arm, ())),
-                checkpoint_digest=one.endpoint.checkpoint_digest,
-                num_draft_tokens=one.endpoint.num_draft_tokens,
-                engine_counters=one.counters,
-                settings=settings,
-            )
-            for arm, one in measured.items()
-        },
+        arms=arms,
         num_equal_outputs=num_equal,
         num_compared_outputs=num_compared,
         excluded=excluded,
+        further_temperatures=tuple(_further(temperature, arms) for temperature, arms in (further or {}).items()),
+        train_served_gap=train_served_gap,
         engine_version=versions.pop(),
         created_at=now_utc(),
     )
+
+
+def _further(temperature: float, measured: Mapping[str, Measured]) -> TemperatureReport:
+    excluded = {prompt_id: "" for arm in measured.values() for prompt_id in arm.excluded}
+    kept = {arm: _without(one, excluded) for arm, one in measured.items()}
+    if "candidate" in kept:
+        _check_paired(kept)
+    return TemperatureReport(
+        temperature=temperature, arms={arm: _arm_report(one, kept[arm]) for arm, one in measured.items()}
+    )
+
+
+def _arm_report(
+    measured: Measured,
+    prompts: tuple[PromptMeasurement, ...],
+    *,
+    speed: tuple[SpeedPoint, ...] = (),
+    peak_memory_bytes: int | None = None,
+) -> ArmReport:
+    return arm_report(
+        measured.endpoint.arm,
+        prompts=prompts,
+        speed=speed,
+        checkpoint_digest=measured.endpoint.checkpoint_digest,
+        num_draft_tokens=measured.endpoint.num_draft_tokens,
+        engine_counters=measured.counters,
+        peak_memory_bytes=peak_memory_bytes,
+    )
+
+
+def _speed_only(arm: str, speed: tuple[SpeedPoint, ...]) -> ArmReport:
+    return arm_report(arm, prompts=(), speed=speed, checkpoint_digest=None, num_draft_tokens=0, engine_counters={})
 
 
 def arm_report(
@@ -76,20 +121,20 @@ def arm_report(
     checkpoint_digest: str | None,
     num_draft_tokens: int,
     engine_counters: dict[str, float],
-    settings: EvaluationSettings,
+    peak_memory_bytes: int | None = None,
 ) -> ArmReport:
     """Figures of one arm from its per-prompt measurements; see `ArmReport` for their definitions."""
     by_slice: dict[str, list[PromptMeasurement]] = {}
     for prompt in prompts:
         by_slice.setdefault(prompt.slice, []).append(prompt)
-    intervals = {name: _interval(members, settings) for name, members in sorted(by_slice.items())}
+    intervals = {name: _interval(members, num_draft_tokens) for name, members in sorted(by_slice.items())}
     num_steps = sum(prompt.num_steps for prompt in prompts)
     accepted_at = [sum(prompt.accepted_by_position[k] for prompt in prompts) for k in range(num_draft_tokens)]
     return ArmReport(
         arm=arm,
         checkpoint_digest=checkpoint_digest,
         acceptance_length=acceptance_length(prompts),
-        acceptance_interval=_interval(prompts, settings),
+        acceptance_interval=_interval(prompts, num_draft_tokens),
         acceptance_by_slice={name: acceptance_length(members) for name, members in sorted(by_slice.items())},
         interval_by_slice={name: interval for name, interval in intervals.items() if interval is not None},
         acceptance_by_position=tuple(count / num_steps if num_steps else 0.0 for count in accepted_at),
@@ -97,6 +142,8 @@ def arm_report(
         prompts=prompts,
         speed=speed,
         engine_counters=engine_counters,
+        acceptance_histogram=acceptance_histogram(prompts),
+        peak_memory_bytes=peak_memory_bytes,
     )
 
 
@@ -121,12 +168,6 @@ def paired_acceptance_lengths(
     return length(old), length(new), len(common)
 
 
-def acceptance_sums(prompts: Sequence[PromptMeasurement]) -> tuple[Array, Array]:
-    """Per prompt, [P] each: tokens committed by speculative steps (accepted + steps), and those steps."""
-    num = np.array([prompt.num_accepted_tokens + prompt.num_steps for prompt in prompts], dtype=float)
-    return num, np.array([prompt.num_steps for prompt in prompts], dtype=float)
-
-
 def draft_coverage(prompts: Sequence[PromptMeasurement]) -> float:
     """Share of output tokens that came from target steps with a draft, 0 to 1.
 
@@ -138,9 +179,23 @@ def draft_coverage(prompts: Sequence[PromptMeasurement]) -> float:
     return covered / num_output if num_output else 0.0
 
 
-def _interval(prompts: Sequence[PromptMeasurement], settings: EvaluationSettings) -> Interval | None:
+def acceptance_histogram(prompts: Sequence[PromptMeasurement]) -> tuple[int, ...]:
+    """Target steps that accepted exactly 0, 1, ... K draft tokens (drafts are accepted left to right)."""
+    num_positions = max((len(prompt.accepted_by_position) for prompt in prompts), default=0)
+    if not num_positions:
+        return ()
+    at_least = [sum(prompt.num_steps for prompt in prompts)]
+    at_least += [sum(prompt.accepted_by_position[k] for prompt in prompts) for k in range(num_positions)]
+    return tuple(low - high for low, high in pairwise([*at_least, 0]))
+
+
+def _interval(prompts: Sequence[PromptMeasurement], num_draft_tokens: int) -> Interval | None:
     num, den = acceptance_sums(prompts)
-    return ratio_interval(num, den, num_samples=settings.bootstrap_samples, seed=settings.seed)
+    estimate = estimate_ratio(num, den, origin=1.0, strata=slices_of(prompts))
+    if estimate is None:
+        return None
+    low, high = estimate.interval()
+    return (low, min(high, num_draft_tokens + 1.0))  # no step commits more than its drafts and the bonus token
 
 
 def _without(measured: Measured, excluded: Mapping[str, str]) -> tuple[PromptMeasurement, ...]:

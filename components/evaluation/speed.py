@@ -23,6 +23,15 @@ from components.evaluation.engine_client import Completion, EngineClient, all_or
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
+MIN_SHIPPED_RATIO = 0.95
+"""Of no draft's throughput: what a shipped schedule must keep at every load, or say above which it does not."""
+
+SCHEDULED = "scheduled"
+"""Arm name of an engine that serves the candidate with the schedule that would be shipped; only its speed counts."""
+
+BESIDE_SCHEDULED = "no_draft_beside"
+"""Arm name of no draft measured once more, interleaved with `SCHEDULED`."""
+
 
 @dataclass(frozen=True)
 class Round:
@@ -195,3 +204,41 @@ def choose_schedule(
     if winning == max(ratios):
         return ((1, max(winning, max_requests), num_draft_tokens),)
     return ((1, winning, num_draft_tokens), (winning + 1, max(winning + 1, max_requests), 0))
+
+
+def load_limit(
+    speed: Mapping[str, Sequence[SpeedPoint]],
+    schedule: tuple[tuple[int, int, int], ...],
+    *,
+    arm: str = "candidate",
+    min_ratio: float = MIN_SHIPPED_RATIO,
+) -> int | None:
+    """Requests in flight above which the drafter should not be loaded at all; None when there is no such load.
+
+    A schedule with K = 0 does not make a drafter free: it still reads every token to keep its own cache. So the
+    shipped schedule is taken at its word where it was measured itself (arm 'scheduled'), else only where it drafts as
+    `arm` did; a load at which it does not draft and was not measured counts as one to take the drafter out at.
+
+    Returns:
+        The largest measured load up to which the schedule is never below `min_ratio` of no draft (0: not even one
+        request), or None when that holds at every measured load, or no speed was measured.
+    """
+    if not schedule:
+        return None
+    shipped = speedups(speed, arm=SCHEDULED, over=BESIDE_SCHEDULED) or {
+        level: ratio for level, ratio in speedups(speed, arm=arm).items() if draft_tokens_at(schedule, level) > 0
+    }
+    limit = 0
+    for level in sorted(speedups(speed, arm=arm)):
+        if shipped.get(level, 0.0) < min_ratio:
+            return limit
+        limit = level
+    return None
+
+
+def draft_tokens_at(schedule: tuple[tuple[int, int, int], ...], num_requests: int) -> int:
+    """K of the row that `num_requests` in one batch falls into; beyond the last row its K holds on."""
+    for low, high, num_tokens in schedule:
+        if low <= num_requests <= high:
+            return num_tokens
+    return schedule[-1][2]

@@ -69,6 +69,7 @@ def register_release(
         "report_digest": report.digest,
         "acceptance_length": f"{candidate.acceptance_length:.4f}",
         "schedule": str([list(step) for step in gate.speculative_schedule]),
+        "drafter_out_above": "never" if gate.drafter_out_above is None else str(gate.drafter_out_above),
         "algorithm": checkpoint.algorithm,
         "target": target.source,
         "quantization": target.quantization,
@@ -81,6 +82,7 @@ def register_release(
         gate_digest=gate.digest,
         run_id=run_id,
         speculative_schedule=gate.speculative_schedule,
+        drafter_out_above=gate.drafter_out_above,
         acceptance_length=candidate.acceptance_length,
     )
     _complete(registry, release, folder)

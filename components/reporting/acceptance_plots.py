@@ -1,4 +1,4 @@
-"""Plots of one `AcceptanceReport`: acceptance by slice and by position, tok/s against requests in flight."""
+"""Plots of one `AcceptanceReport`: acceptance by slice, position and step, tok/s against requests in flight."""
 
 from __future__ import annotations
 
@@ -8,22 +8,35 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from components.contracts import AcceptanceReport, ArmReport
+from matplotlib.figure import Figure
+
+from components.contracts import AcceptanceReport, ArmReport, GateDecision
+from components.reporting.forest_plot import paired_differences
 from components.reporting.report import speedup
 from components.reporting.style import BAD, INK, colour, label, new_figure, save
 
-ARM_ORDER = ("candidate", "champion", "untrained", "no_draft")
+ARM_ORDER = ("candidate", "champion", "untrained", "no_draft", "scheduled", "no_draft_beside")
 
 
-def plot_acceptance(report: AcceptanceReport, directory: Path) -> dict[str, Path]:
+def plot_acceptance(
+    report: AcceptanceReport, directory: Path, *, decision: GateDecision | None = None
+) -> dict[str, Path]:
     """Draw every plot that the report has figures for. Returns PNG paths by plot name."""
-    plots = {
-        "acceptance_by_slice": acceptance_by_slice,
-        "acceptance_by_position": acceptance_by_position,
-        "speed_by_concurrency": speed_by_concurrency,
+    figures = acceptance_figures(report, decision=decision)
+    return {name: save(figure, Path(directory) / f"{name}.png") for name, figure in figures.items()}
+
+
+def acceptance_figures(report: AcceptanceReport, *, decision: GateDecision | None = None) -> dict[str, Figure]:
+    """Every figure that report and decision have numbers for, by plot name, in reading order."""
+    out_above = decision.drafter_out_above if decision is not None else None
+    drawn = {
+        "acceptance_by_slice": acceptance_by_slice(report),
+        "paired_differences": paired_differences(decision) if decision is not None else None,
+        "acceptance_by_position": acceptance_by_position(report),
+        "accepted_per_step": accepted_per_step(report),
+        "speed_by_concurrency": speed_by_concurrency(report, out_above=out_above),
     }
-    drawn = {name: draw(report, Path(directory) / f"{name}.png") for name, draw in plots.items()}
-    return {name: path for name, path in drawn.items() if path is not None}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def ordered_arms(report: AcceptanceReport) -> list[ArmReport]:
@@ -32,7 +45,7 @@ def ordered_arms(report: AcceptanceReport) -> list[ArmReport]:
     return [report.arms[arm] for arm in sorted(report.arms, key=lambda arm: (rank.get(arm, len(rank)), arm))]
 
 
-def acceptance_by_slice(report: AcceptanceReport, path: Path) -> Path | None:
+def acceptance_by_slice(report: AcceptanceReport) -> Figure | None:
     """Bars per slice and arm with 95 % intervals; None when no arm drafts."""
     arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_position]
     if not arms:
@@ -64,10 +77,10 @@ def acceptance_by_slice(report: AcceptanceReport, path: Path) -> Path | None:
     axes.set_ylabel("acceptance length (1.0 = no draft)")
     axes.set_ylim(1.0, max(1.1, axes.get_ylim()[1] * 1.06))
     axes.legend(frameon=False, fontsize=9, loc="upper right", ncols=len(arms))
-    return save(figure, path)
+    return figure
 
 
-def acceptance_by_position(report: AcceptanceReport, path: Path) -> Path | None:
+def acceptance_by_position(report: AcceptanceReport) -> Figure | None:
     """Share of target steps that accepted the draft token at position 1..K; None when no arm drafts."""
     arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_position]
     if not arms:
@@ -89,10 +102,40 @@ def acceptance_by_position(report: AcceptanceReport, path: Path) -> Path | None:
     axes.set_ylabel("share of steps")
     axes.set_ylim(0, max(0.05, *(max(arm.acceptance_by_position) for arm in arms)) * 1.2)
     axes.legend(frameon=False, fontsize=9, loc="upper right")
-    return save(figure, path)
+    return figure
 
 
-def speed_by_concurrency(report: AcceptanceReport, path: Path) -> Path | None:
+def accepted_per_step(report: AcceptanceReport) -> Figure | None:
+    """A bar per arm: which share of target steps accepted 0, 1, ... K draft tokens; None without histograms."""
+    arms = [arm for arm in ordered_arms(report) if sum(arm.acceptance_histogram)]
+    if not arms:
+        return None
+    figure, axes = new_figure(
+        "Draft tokens accepted per target step",
+        subtitle="share of steps by tokens accepted",
+        size=(8.0, 1.5 + 0.6 * len(arms)),
+    )
+    for row, arm in enumerate(arms):
+        total, start = sum(arm.acceptance_histogram), 0.0
+        for accepted, count in enumerate(arm.acceptance_histogram):
+            share = count / total
+            strength = 0.18 + 0.82 * accepted / max(1, len(arm.acceptance_histogram) - 1)
+            axes.barh(row, share, left=start, height=0.62, color=colour(arm.arm), alpha=strength, linewidth=0)
+            if share >= 0.04:
+                ink = "white" if strength > 0.55 else INK
+                place = (start + share / 2, row)
+                axes.annotate(f"{accepted}: {share:.0%}", place, ha="center", va="center", fontsize=8, color=ink)
+            start += share
+    axes.set_yticks(range(len(arms)), [label(arm.arm) for arm in arms])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    axes.set_xlabel("share of target steps")
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def speed_by_concurrency(report: AcceptanceReport, *, out_above: int | None = None) -> Figure | None:
     """tok/s against requests in flight, a line per arm, the break-even with no draft marked; None without speed."""
     arms = [arm for arm in ordered_arms(report) if arm.speed]
     if not arms:
@@ -119,8 +162,14 @@ def speed_by_concurrency(report: AcceptanceReport, path: Path) -> Path | None:
             f"break-even ~ {even:.1f}", (even, 0.03), xycoords=("data", "axes fraction"), xytext=(5, 0),
             textcoords="offset points", fontsize=9, color=BAD,
         )  # fmt: skip
-    axes.legend(frameon=False, fontsize=9, loc="upper left")
-    return save(figure, path)
+    if out_above and out_above < levels[-1]:
+        axes.axvspan(out_above, levels[-1] * 1.25, color=BAD, alpha=0.06, linewidth=0)
+        axes.annotate(
+            f"drafter out above {out_above}", (out_above, 0.97), xycoords=("data", "axes fraction"), xytext=(6, 0),
+            textcoords="offset points", fontsize=9, color=BAD, va="top",
+        )  # fmt: skip
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    return figure
 
 
 def break_even(ratios: dict[int, float]) -> float | None:
@@ -171,8 +220,12 @@ def _speed_labels(axes: Any, arms: Sequence[ArmReport]) -> None:
             by_level.setdefault(point.concurrency, []).append((point.output_tokens_per_s, arm.arm))
     for level, rates in by_level.items():
         ordered = sorted(rates)
+        highest = ordered[-1][0]
         for rank, (rate, arm_name) in enumerate(ordered):
             is_top, is_bottom = rank == len(ordered) - 1, rank == 0
+            nearest = min((abs(rate - other) for other, name in rates if name != arm_name), default=highest)
+            if not (is_top or is_bottom) and nearest < 0.06 * max(highest, 1.0):
+                continue  # it would lie on its neighbour's; the table has it
             offset = (0, 7) if is_top else (0, -14) if is_bottom else (8, -3)
             axes.annotate(
                 f"{rate:.0f}", (level, rate), xytext=offset, textcoords="offset points",

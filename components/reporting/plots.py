@@ -35,7 +35,7 @@ def plot_report(report: LifecycleReport, directory: Path) -> dict[str, Path]:
     if report.calibration is not None:
         plots["reliability"] = reliability_diagram(report.calibration, folder / "reliability.png")
     if report.acceptance is not None:
-        plots |= plot_acceptance(report.acceptance, folder)
+        plots |= plot_acceptance(report.acceptance, folder, decision=report.gate)
     if report.canary is not None and report.canary.steps:
         plots["canary_weights"] = canary_weights(report.canary, folder / "canary_weights.png")
     if any(change.old_drafter or change.new_drafter for change in report.target_changes):

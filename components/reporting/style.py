@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,24 @@ ARM_COLOURS = {
     "no_draft": "#8a8f98",
     "untrained": "#d9a441",
     "baseline": "#8a8f98",
+    "scheduled": "#3f6fb5",
+    "no_draft_beside": "#8a8f98",
 }
-ARM_LABELS = {"no_draft": "no draft"}
+ARM_LABELS = {"no_draft": "no draft", "scheduled": "shipped schedule", "no_draft_beside": "no draft beside it"}
 OTHER_COLOUR = "#3f6fb5"
 INK = "#20242a"
+SOFT = "#5b626c"
+AXIS = "#aab0b8"
 GRID = "#e3e6ea"
 GOOD, BAD = "#2e8b57", "#c0392b"
 DPI = 150
+
+PAGE_COLOURS = {
+    INK: "ink", SOFT: "soft", AXIS: "axis", GRID: "grid", GOOD: "good", BAD: "bad", OTHER_COLOUR: "other",
+    ARM_COLOURS["candidate"]: "candidate", ARM_COLOURS["champion"]: "champion", ARM_COLOURS["no_draft"]: "plain",
+    ARM_COLOURS["untrained"]: "untrained",
+}  # fmt: skip
+"""Variable of a page's style sheet for each colour, so that plots follow its light and dark scheme."""
 
 
 def colour(arm: str) -> str:
@@ -50,7 +62,7 @@ def set_title(axes: Any, title: str, subtitle: str = "", *, max_chars: int = 105
     subtitle = textwrap.shorten(subtitle, max_chars, placeholder=" ...")
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=26 if subtitle else 10)
     if subtitle:
-        axes.text(0, 1.025, subtitle, transform=axes.transAxes, fontsize=9, color="#5b626c", va="bottom")
+        axes.text(0, 1.025, subtitle, transform=axes.transAxes, fontsize=9, color=SOFT, va="bottom")
 
 
 def style_axes(axes: Any) -> None:
@@ -58,10 +70,23 @@ def style_axes(axes: Any) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
-        axes.spines[side].set_color("#aab0b8")
+        axes.spines[side].set_color(AXIS)
     axes.tick_params(colors=INK, labelsize=9)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def to_svg(figure: Figure, *, name: str) -> str:
+    """The figure as inline SVG for a page: colours are the page's variables, ids begin with `name` to stay unique."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for plain, variable in PAGE_COLOURS.items():
+        svg = svg.replace(plain, f"var(--{variable})")
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    # The page sets the width; the picture's own would not shrink on a small screen.
+    return re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
 
 
 def save(figure: Figure, path: Path) -> Path:

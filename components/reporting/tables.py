@@ -11,6 +11,7 @@ from components.contracts import (
     Calibration,
     CanaryReport,
     GateDecision,
+    RuleResult,
     SpeedPoint,
     StageTiming,
     Verdict,
@@ -121,7 +122,7 @@ def _by_position(report: AcceptanceReport) -> Iterator[Table]:
         ("arm", *(str(k) for k in range(1, num_positions + 1))),
         tuple(rows),
         note="Share of target steps that accepted the draft token at this position.",
-        plots=("acceptance_by_position",),
+        plots=("acceptance_by_position", "accepted_per_step"),
     )
 
 
@@ -163,13 +164,20 @@ def _latency(point: SpeedPoint | None) -> str:
 
 def _gate(gate: GateDecision) -> Table:
     rows = tuple(
-        (rule.rule, _number(rule.value), _number(rule.threshold), str(rule.verdict), rule.detail) for rule in gate.rules
+        (rule.rule, _number(rule.value), _number(rule.threshold), _verdict(rule), rule.detail) for rule in gate.rules
     )
+    note = f"Draft tokens by requests in flight: {schedule_text(gate.speculative_schedule)}."
+    if gate.drafter_out_above is not None:
+        note += f" Take the drafter out above {gate.drafter_out_above} in flight."
     return Table(
         f"Gate: {gate.verdict}", ("rule", "value", "limit", "verdict", "detail"), rows,
-        note=f"Draft tokens by requests in flight: {schedule_text(gate.speculative_schedule)}.",
-        text_columns=("verdict", "detail"),
+        note=note, text_columns=("verdict", "detail"), plots=("paired_differences",),
     )  # fmt: skip
+
+
+def _verdict(rule: RuleResult) -> str:
+    """A rule that does not count says nothing that reads as if it did."""
+    return str(rule.verdict) if rule.binding else "info"
 
 
 def _canary(canary: CanaryReport) -> Table:

@@ -133,6 +133,24 @@ class Engine:
         """Whether the engine's process runs (it may not answer yet)."""
         return self._process.poll() is None
 
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Whether the engine's process ends within `timeout_s`."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def peak_memory_bytes(self) -> int:
+        """Largest resident set so far, summed over the engine's processes, as the kernel kept it (VmHWM).
+
+        Each process' peak counts in full, pages shared between them once each. It knows nothing of a GPU's memory.
+
+        Raises:
+            EngineError: the engine has ended.
+        """
+        return sum(guard.peak_resident_bytes(pid) for pid in guard.session_members(self.identity.pid))
+
     def wait_ready(self, *, progress: Progress | None = None) -> Self:
         """Wait until the engine answers /health, at most `settings.startup_timeout_s` from its start.
 

@@ -49,6 +49,15 @@ def session_members(session_id: int) -> list[int]:
     return sorted((members & stats.keys()) - {session_id})
 
 
+def peak_resident_bytes(pid: int) -> int:
+    """Largest resident set a process ever had, bytes; 0 when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+
 def kill_all(pids: list[int], signal_number: int) -> None:
     """Send a signal to each process that is still there."""
     for pid in pids:

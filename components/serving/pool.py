@@ -12,6 +12,9 @@ from components.contracts import TargetFingerprint
 from components.serving.command import EngineSpec
 from components.serving.engine import Engine, free_port
 
+ENDING_S = 5.0
+"""An engine that stopped answering because it died has ended by then; one that has not is alive."""
+
 
 class EnginePool:
     """Holds running engines; `start` returns the one that already runs under a key.
@@ -23,6 +26,7 @@ class EnginePool:
         self._logs_dir = logs_dir
         self._next_port = port_base
         self._engines: dict[str, Engine] = {}
+        self._num_revived = 0
         self._lock = threading.Lock()
 
     def start(
@@ -76,6 +80,24 @@ class EnginePool:
             )
             self._engines[key] = engine
             return engine
+
+    def at(self, url: str) -> Engine | None:
+        """The engine that serves, or served, at `url`."""
+        with self._lock:
+            return next((engine for engine in self._engines.values() if engine.url == url), None)
+
+    def revive(self, url: str) -> Engine | None:
+        """Start the engine that served at `url` again, if it has ended, without waiting for it; None if it has not.
+
+        Raises:
+            PortInUseError, EngineError: as `Engine.start`.
+        """
+        with self._lock:
+            keys = [key for key, engine in self._engines.items() if engine.url == url]
+        if not keys or not self._engines[keys[0]].wait_ended(ENDING_S):
+            return None
+        self._num_revived += 1
+        return self.restart(keys[0], number=self._num_revived)
 
     def _take_port(self) -> int:
         # An engine binds its port long after its start, so a port once given is not free, whatever a probe says.

@@ -16,45 +16,24 @@ Shapes: T tokens, L aux layers plus the last state, H hidden, N anchors, K draft
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
-from pydantic import Field
 
-from components.contracts import CheckpointRef, Record, ServedAnswer, TargetRef, TrainServedGap
+from components.contracts import ServedAnswer, TrainServedGap
 from components.drafter.build import load_drafter, num_draft_tokens
 from components.drafter.reference import ReferenceDecoder
 from components.drafter.reference_target import ReferenceTarget
 from components.errors import ConfigError, TrainingError, run_main
 from components.settings import TrainingSettings
-from components.training.job import PARENT_PID_VARIABLE
+from components.training.gap_job import MODULE, RESULT_FILE, GapJob
 from components.training.objectives import build_objective
 from components.training.packing import Blocks, Pack, choose_blocks
-from components.training.process import run_process
 from components.training.telemetry import ProgressTicker
 from components.training.validate import target_words, walk
-
-MODULE = "components.training.train_served"
-RESULT_FILE = "train_served_gap.json"
-
-
-class GapJob(Record):
-    """What to compare."""
-
-    target: TargetRef
-    checkpoint: CheckpointRef
-    answers: tuple[ServedAnswer, ...]
-    max_tokens: int
-    temperature: float = Field(default=0.0, description="that the answers were sampled at: 0 or 1")
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    device: Literal["cpu", "cuda"] = "cpu"
-    num_threads: int | None = None
-    output_dir: str
 
 
 @dataclass
@@ -218,22 +197,6 @@ def _reference(job: GapJob, answers: list[ServedAnswer], walked: Walked, *, on_l
 def _groups(answers: list[ServedAnswer], size: int = 16) -> Iterator[list[ServedAnswer]]:
     for start in range(0, len(answers), size):
         yield answers[start : start + size]
-
-
-def run_gap(job: GapJob, *, on_line: Callable[[str], None], timeout_s: float) -> TrainServedGap:
-    """As `measure_gap`, in a process of its own, which ends with the caller.
-
-    Raises:
-        TrainingError: it failed or took too long; the message ends in its last line.
-    """
-    folder = Path(job.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT_FILE).unlink(missing_ok=True)
-    path = job.write(folder / "train_served_job.json")
-    environment = os.environ | {PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", MODULE, str(path)]
-    run_process(command, environment, what="the train-served comparison", on_line=on_line, timeout_s=timeout_s)
-    return TrainServedGap.read(folder / RESULT_FILE)
 
 
 def main(arguments: Iterable[str] | None = None) -> int:

@@ -19,8 +19,8 @@ from components.evaluation.prompts import load_prompts
 from components.evaluation.served_answers import collect_answers
 from components.settings import EvaluationSettings, load_recipe
 from components.targets.resolve import resolve_target
+from components.training.gap_job import GapJob, run_gap
 from components.training.job import TrainingResult
-from components.training.train_served import GapJob, run_gap
 from tests.benchmarks.loop_figures import at_least, at_most
 from tests.benchmarks.processes import last_json
 from tests.benchmarks.run import Figure

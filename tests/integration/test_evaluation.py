@@ -21,7 +21,7 @@ from components.drafter.build import build_drafter
 from components.drafter.checkpoint import export_checkpoint
 from components.errors import EvaluationError
 from components.evaluation.acceptance import expected_counters, measure_acceptance
-from components.evaluation.gate import decide
+from components.evaluation.decide import decide
 from components.evaluation.measure import build_report
 from components.evaluation.prompts import Prompt
 from components.evaluation.speed import measure_speed

@@ -18,10 +18,10 @@ from components.contracts import (
     SpeedPoint,
     TargetFingerprint,
     TargetRef,
+    TrainServedGap,
     digest_json,
 )
 from components.evaluation.measure import arm_report
-from components.settings import EvaluationSettings
 
 FINGERPRINT = TargetFingerprint(**{part: digest_json(part) for part in TargetFingerprint.model_fields})
 
@@ -83,7 +83,6 @@ def arm() -> Callable[..., ArmReport]:
             checkpoint_digest=digest_json(name) if num_draft_tokens else None,
             num_draft_tokens=num_draft_tokens,
             engine_counters={},
-            settings=EvaluationSettings(slices={"a": 1}),
         )
 
     return make
@@ -100,6 +99,7 @@ def report() -> Callable[..., AcceptanceReport]:
             arms={one.arm: one for one in arms},
             num_equal_outputs=num_equal,
             num_compared_outputs=num_compared,
+            train_served_gap=TrainServedGap(teacher_forced=1.5, reference=1.5, served=1.5, num_prompts=8),
             engine_version="0.0",
             created_at=datetime(2026, 1, 1, tzinfo=UTC),
         )

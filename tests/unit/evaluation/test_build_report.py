@@ -83,7 +83,7 @@ def test_outputs_are_compared_by_prompt(measurement: Callable[..., PromptMeasure
     report = build([measured("candidate", candidate, k=1), measured("no_draft", plain)])
     assert (report.num_equal_outputs, report.num_compared_outputs) == (1, 2)
     assert report.prompt_digest == prompt_digest(PROMPTS)
-    sampled = SETTINGS.model_copy(update={"temperature": 1.0})
+    sampled = SETTINGS.model_copy(update={"temperatures": (1.0,)})
     report = build([measured("candidate", candidate, k=1), measured("no_draft", plain)], settings=sampled)
     assert report.num_compared_outputs == 0
 
@@ -109,3 +109,35 @@ def test_what_cannot_be_compared_is_refused(measurement: Callable[..., PromptMea
     with pytest.raises(EvaluationError, match="different engine versions"):
         build([candidate, measured("champion", prompts, k=1, version="2")])
     assert len(build([candidate, measured("untrained", prompts[:1], k=1)]).arms["untrained"].prompts) == 1
+
+
+def test_histogram_counts_steps_by_accepted_tokens(measurement: Callable[..., PromptMeasurement]) -> None:
+    prompts = [measurement("a/0", histogram=(1, 1, 2)), measurement("a/1", histogram=(4, 0, 3))]
+    arm = build([measured("candidate", prompts, k=2), measured("no_draft", [measurement("a/0"), measurement("a/1")])])
+    assert arm.arms["candidate"].acceptance_histogram == (5, 1, 5)
+    assert arm.arms["no_draft"].acceptance_histogram == ()
+
+
+def test_an_interval_ends_at_the_longest_step(measurement: Callable[..., PromptMeasurement]) -> None:
+    prompts = [measurement("a/0", histogram=(1, 0, 9)), measurement("a/1", histogram=(9, 1, 0))]
+    interval = build([measured("candidate", prompts, k=2)]).arms["candidate"].acceptance_interval
+    assert interval is not None and interval[1] == 3.0
+
+
+def test_further_temperatures_memory_and_speed_alone(measurement: Callable[..., PromptMeasurement]) -> None:
+    prompts = [measurement(f"a/{n}", histogram=(3, 1)) for n in range(2)]
+    candidate = measured("candidate", prompts, k=1)
+    few = measured("candidate", prompts[:1], k=1)
+    report = build_report(
+        TARGET,
+        measured={"candidate": candidate},
+        speed={"scheduled": ()},
+        prompts=PROMPTS,
+        settings=SETTINGS,
+        further={1.0: {"candidate": few}},
+        peak_memory_bytes={"candidate": 7},
+    )
+    assert report.arms["candidate"].peak_memory_bytes == 7
+    assert report.arms["scheduled"].prompts == ()
+    assert report.further_temperatures[0].temperature == 1.0
+    assert len(report.further_temperatures[0].arms["candidate"].prompts) == 1

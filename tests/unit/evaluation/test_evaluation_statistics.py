@@ -1,4 +1,4 @@
-"""Intervals on data whose answer is known, and the three verdicts."""
+"""Estimates, intervals, corrections and sample sizes on data whose answer is known."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ import pytest
 from scipy import stats
 
 from components.contracts import Verdict
+from components.evaluation.bootstrap import bootstrap_ratio, bootstrap_relative_difference
+from components.evaluation.power import power, prompts_needed
 from components.evaluation.statistics import (
-    non_inferiority_verdict,
-    paired_difference_interval,
-    ratio_interval,
+    Estimate,
+    estimate_ratio,
+    estimate_relative_difference,
+    holm,
+    non_inferiority_verdicts,
     ratio_of_sums,
     relative_difference,
     threshold_verdict,
 )
+
+
+def estimate_at(value: float, standard_error: float, *, origin: float = -1.0, num: int = 20) -> Estimate:
+    return Estimate(value, origin, math.log(value - origin), standard_error, num - 1.0, num)
 
 
 def test_ratio_of_sums_weighs_prompts_by_their_steps() -> None:
@@ -26,45 +34,124 @@ def test_ratio_of_sums_weighs_prompts_by_their_steps() -> None:
 
 def test_a_perfect_drafter_has_an_interval_of_no_width() -> None:
     steps = np.array([10.0, 20.0, 5.0])
-    assert ratio_interval(steps * 5, steps, num_samples=200, seed=0) == (5.0, 5.0)
+    estimate = estimate_ratio(steps * 5, steps, origin=1.0)
+    assert estimate is not None and estimate.interval() == (5.0, 5.0)
+    assert bootstrap_ratio(steps * 5, steps, num_samples=200, seed=0) == (5.0, 5.0)
+
+
+def test_a_useless_drafter_stays_at_its_origin() -> None:
+    steps = np.array([10.0, 20.0, 5.0])
+    estimate = estimate_ratio(steps, steps, origin=1.0)
+    assert estimate is not None and estimate.interval() == (1.0, 1.0)
+    assert threshold_verdict(estimate, 1.2, alpha=0.025) is Verdict.FAIL
 
 
 @pytest.mark.parametrize("steps", [[], [8.0], [8.0, 0.0]])
 def test_fewer_than_two_prompts_say_nothing(steps: list[float]) -> None:
-    assert ratio_interval(np.array(steps) * 2, np.array(steps), num_samples=200, seed=0) is None
+    den = np.array(steps)
+    assert estimate_ratio(den * 2, den, origin=1.0) is None
+    assert estimate_relative_difference(den * 2, den, den * 2, den) is None
+    assert bootstrap_ratio(den * 2, den, num_samples=200, seed=0) is None
 
 
-def test_interval_agrees_with_scipy_bca() -> None:
-    """scipy.stats.bootstrap resamples a statistic of paired samples; with many resamples both ends agree."""
+def test_equal_prompts_give_students_t_of_the_mean() -> None:
+    """With equal steps a ratio of sums is a mean: the interval is the textbook one, on the log scale."""
+    generator = np.random.default_rng(0)
+    gains = generator.normal(0.5, 0.05, 12)  # light tails: kurtosis takes no degree of freedom away
+    steps = np.full(12, 10.0)
+    estimate = estimate_ratio(steps * (1 + gains), steps, origin=1.0)
+    assert estimate is not None
+    assert estimate.standard_error == pytest.approx(stats.sem(gains) / gains.mean(), rel=1e-9)
+    assert 9 < estimate.degrees_of_freedom <= 11
+    reach = stats.t.ppf(0.975, estimate.degrees_of_freedom) * estimate.standard_error
+    assert estimate.interval()[0] == pytest.approx(1 + gains.mean() * math.exp(-reach))
+    skewness = max(0.0, stats.skew(gains, bias=False)) / math.sqrt(12)
+    further = skewness * (2 * 1.959964**2 + 1) / 6 * estimate.standard_error
+    assert estimate.interval()[1] == pytest.approx(1 + gains.mean() * math.exp(reach + further))
+
+
+def test_tests_agree_with_the_ends_of_the_interval() -> None:
+    """A threshold at either end of a 95 % interval has a one-sided p of 2.5 %, skewed or not."""
+    steps = np.full(10, 30.0)
+    gains = np.array([0.2, 0.2, 0.25, 0.3, 0.2, 0.22, 0.9, 0.3, 0.25, 0.2])
+    skewed = estimate_ratio(steps * (1 + gains), steps, origin=1.0)
+    assert skewed is not None and skewed.skewness > 0
+    for estimate in (skewed, estimate_at(0.1, 0.05)):
+        low, high = estimate.interval(0.95)
+        assert estimate.p_above(low) == pytest.approx(0.025)
+        assert estimate.p_below(high) == pytest.approx(0.025)
+        assert estimate.p_below(estimate.value) >= 0.5
+
+
+def test_standard_error_agrees_with_the_jackknife() -> None:
+    """The deviations are leave-one-out changes of the log ratio; a jackknife that recomputes it agrees."""
+    generator = np.random.default_rng(1)
+    den = generator.integers(20, 60, 40).astype(float)
+    num = den * (1 + generator.gamma(4, 0.1, 40))
+    left_out = [math.log((num.sum() - a) / (den.sum() - b) - 1) for a, b in zip(num, den, strict=True)]
+    jackknife = math.sqrt(39 / 40 * np.sum((left_out - np.mean(left_out)) ** 2))
+    estimate = estimate_ratio(num, den, origin=1.0)
+    assert estimate is not None and estimate.standard_error == pytest.approx(jackknife, rel=0.02)
+
+
+def test_strata_take_out_the_spread_between_slices() -> None:
+    generator = np.random.default_rng(2)
+    steps = np.full(24, 30.0)
+    gains = np.where(np.arange(24) < 12, 0.2, 1.2) + generator.normal(0, 0.02, 24)
+    names = ["easy" if index < 12 else "hard" for index in range(24)]
+    pooled = estimate_ratio(steps * (1 + gains), steps, origin=1.0)
+    by_slice = estimate_ratio(steps * (1 + gains), steps, origin=1.0, strata=names)
+    assert pooled is not None and by_slice is not None
+    assert by_slice.value == pooled.value
+    assert by_slice.standard_error < pooled.standard_error / 10
+    assert by_slice.degrees_of_freedom <= 22
+
+
+def test_slices_of_one_prompt_are_put_together() -> None:
+    steps, gains = np.full(6, 10.0), np.array([0.5, 0.6, 0.4, 0.5, 0.9, 0.1])
+    told = [
+        estimate_ratio(steps * (1 + gains), steps, origin=1.0, strata=list(names))
+        for names in ("aaaabc", "aaaabb", "aaaaab", "aaaaaa")
+    ]
+    assert all(one is not None for one in told)
+    assert told[0] == told[1] and told[2] == told[3]
+
+
+def test_a_few_prompts_that_carry_all_the_variance_count_as_few() -> None:
+    steps = np.full(30, 40.0)
+    even = np.tile([0.4, 0.6], 15)
+    heavy = np.full(30, 0.5)
+    heavy[0] = 2.0
+    spread = estimate_ratio(steps * (1 + even), steps, origin=1.0)
+    one = estimate_ratio(steps * (1 + heavy), steps, origin=1.0)
+    assert spread is not None and one is not None
+    assert spread.degrees_of_freedom == 29 and one.degrees_of_freedom < 3
+
+
+def test_bootstrap_agrees_with_scipy_bca_where_prompts_are_many() -> None:
+    """scipy.stats.bootstrap resamples a statistic of paired samples; with many prompts the expansion is nothing."""
     generator = np.random.default_rng(3)
-    den = generator.integers(10, 60, 40).astype(float)
-    num = den * generator.gamma(8, 0.2, 40)
-    ours = ratio_interval(num, den, num_samples=20_000, seed=1)
+    den = generator.integers(10, 60, 400).astype(float)
+    num = den * generator.gamma(8, 0.2, 400)
+    ours = bootstrap_ratio(num, den, num_samples=10_000, seed=1)
     theirs = stats.bootstrap(
         (num, den), lambda a, b, axis: a.sum(axis) / b.sum(axis), paired=True, vectorized=True,
-        n_resamples=20_000, method="BCa", rng=np.random.default_rng(2),
+        n_resamples=10_000, method="BCa", rng=np.random.default_rng(2),
     ).confidence_interval  # fmt: skip
     assert ours is not None
     width = theirs.high - theirs.low
     assert ours == pytest.approx((theirs.low, theirs.high), abs=0.03 * width)
 
 
-def test_interval_is_reproducible() -> None:
-    num, den = np.array([3.0, 9.0, 4.0, 8.0]), np.array([2.0, 4.0, 3.0, 4.0])
-    assert ratio_interval(num, den, num_samples=500, seed=7) == ratio_interval(num, den, num_samples=500, seed=7)
-
-
-def test_coverage_of_the_interval_on_skewed_prompts() -> None:
-    """400 simulated gates of 60 prompts each: the true ratio lies in the 95 % interval about 95 % of the time."""
-    generator = np.random.default_rng(0)
-    true_ratio, hits = 1.5, 0
-    for trial in range(400):
-        den = generator.integers(20, 60, 60).astype(float)
-        num = den * (1 + generator.exponential(true_ratio - 1, 60))
-        interval = ratio_interval(num, den, num_samples=400, seed=trial)
-        assert interval is not None
-        hits += interval[0] <= true_ratio <= interval[1]
-    assert 0.92 <= hits / 400 <= 0.98
+def test_bootstrap_is_reproducible_and_as_wide_as_the_jackknife() -> None:
+    generator = np.random.default_rng(4)
+    den = generator.integers(20, 60, 12).astype(float)
+    num = den * (1 + generator.gamma(4, 0.1, 12))
+    first, again = (bootstrap_ratio(num, den, num_samples=2000, seed=7) for _ in range(2))
+    estimate = estimate_ratio(num, den, origin=1.0)
+    assert first is not None and first == again and estimate is not None
+    low, high = estimate.interval()
+    assert 0.75 < (first[1] - first[0]) / (high - low) < 1.3
 
 
 def test_pairing_takes_out_the_difficulty_of_prompts() -> None:
@@ -72,26 +159,74 @@ def test_pairing_takes_out_the_difficulty_of_prompts() -> None:
     generator = np.random.default_rng(5)
     steps = generator.integers(10, 50, 30).astype(float)
     champion = steps * generator.uniform(1.1, 4.0, 30)
-    interval = paired_difference_interval(champion * 0.9, steps, champion, steps, num_samples=500, seed=0)
-    assert interval == pytest.approx((-0.1, -0.1))
-    assert relative_difference(champion * 0.9, steps, champion, steps) == pytest.approx(-0.1)
+    arms = (champion * 0.9, steps, champion, steps)
+    estimate = estimate_relative_difference(*arms)
+    assert estimate is not None
+    assert estimate.interval() == pytest.approx((-0.1, -0.1))
+    assert relative_difference(*arms) == pytest.approx(-0.1)
+    assert bootstrap_relative_difference(*arms, num_samples=500, seed=0) == pytest.approx((-0.1, -0.1))
+
+
+def test_paired_difference_ignores_which_arm_comes_first() -> None:
+    generator = np.random.default_rng(6)
+    a, b, c, d = (generator.integers(20, 60, 15).astype(float) for _ in range(4))
+    ours, theirs = estimate_relative_difference(a, b, c, d), estimate_relative_difference(c, d, a, b)
+    assert ours is not None and theirs is not None
+    assert (1 + ours.value) * (1 + theirs.value) == pytest.approx(1)
+    assert ours.standard_error == pytest.approx(theirs.standard_error)
 
 
 @pytest.mark.parametrize(
-    ("interval", "verdict"),
-    [
-        ((1.2, 1.4), Verdict.PASS),
-        ((1.1, 1.19), Verdict.FAIL),
-        ((1.1, 1.3), Verdict.INCONCLUSIVE),
-        (None, Verdict.INCONCLUSIVE),
-        ((math.nan, 2.0), Verdict.INCONCLUSIVE),
-    ],
+    ("threshold", "verdict"), [(1.2, Verdict.PASS), (1.45, Verdict.INCONCLUSIVE), (2.0, Verdict.FAIL)]
 )
-def test_threshold_verdict(interval: tuple[float, float] | None, verdict: Verdict) -> None:
-    assert threshold_verdict(interval, 1.2) is verdict
+def test_threshold_verdict_is_where_the_interval_lies(threshold: float, verdict: Verdict) -> None:
+    estimate = estimate_at(1.5, 0.1, origin=1.0)
+    low, high = estimate.interval(0.95)
+    assert threshold_verdict(estimate, threshold, alpha=0.025) is verdict
+    assert (verdict is Verdict.PASS) == (low >= threshold) and (verdict is Verdict.FAIL) == (high < threshold)
 
 
-def test_non_inferiority_verdict() -> None:
-    assert non_inferiority_verdict((-0.04, 0.1), 0.05) is Verdict.PASS
-    assert non_inferiority_verdict((-0.06, 0.1), 0.05) is Verdict.INCONCLUSIVE
-    assert non_inferiority_verdict((-0.2, -0.06), 0.05) is Verdict.FAIL
+def test_without_an_estimate_nothing_is_decided() -> None:
+    assert threshold_verdict(None, 1.2, alpha=0.025) is Verdict.INCONCLUSIVE
+    broken = Estimate(math.nan, 1.0, math.nan, 0.1, 5, 6)
+    assert threshold_verdict(broken, 1.2, alpha=0.025) is Verdict.INCONCLUSIVE
+
+
+def test_holm_steps_down_from_the_smallest() -> None:
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    assert holm({"a": 0.9, "b": 0.8}) == pytest.approx({"a": 1.0, "b": 1.0})
+    assert holm({}) == {}
+
+
+def test_passes_are_not_corrected_and_fails_are() -> None:
+    """A slice passes at its own level; a fail must stand against the number of slices it was chosen from."""
+    just = estimate_at(-0.13, 0.04)  # p 0.013 of being below -5 %
+    others = {f"s{n}": estimate_at(0.0, 0.012) for n in range(4)}
+
+    def verdict(slices: dict[str, Estimate | None]) -> Verdict:
+        return non_inferiority_verdicts(slices, 0.05, alpha_pass=0.01, alpha_fail=0.025)["just"]
+
+    assert verdict({"just": just}) is Verdict.FAIL
+    assert verdict({"just": just, **others}) is Verdict.INCONCLUSIVE
+    told = non_inferiority_verdicts({**others, "one": None}, 0.05, alpha_pass=0.01, alpha_fail=0.025)
+    assert set(told.values()) == {Verdict.PASS, Verdict.INCONCLUSIVE} and told["one"] is Verdict.INCONCLUSIVE
+
+
+def test_the_number_of_prompts_named_decides_as_often_as_promised() -> None:
+    """2,000 simulated measurements of that size, true value as observed: 80 % are decided, on the right side."""
+    generator = np.random.default_rng(8)
+    estimate = estimate_at(0.0, 0.04, num=16)  # one prompt spreads by 0.16
+    needed = prompts_needed(estimate, -0.05, alpha=0.025)
+    assert needed is not None and needed > 16
+    draws = generator.normal(0.0, 0.16, (2000, needed))
+    t = (draws.mean(1) - math.log(0.95)) / (draws.std(1, ddof=1) / math.sqrt(needed))
+    decided = np.mean(t >= stats.t.ppf(0.975, needed - 1))
+    assert 0.77 < decided < 0.84
+    assert power(estimate, -0.05, num_prompts=needed, alpha=0.025) >= 0.8
+    assert power(estimate, -0.05, num_prompts=needed - 1, alpha=0.025) < 0.8
+
+
+def test_no_number_of_prompts_where_none_would_do() -> None:
+    assert prompts_needed(None, 0.0, alpha=0.025) is None
+    assert prompts_needed(estimate_at(0.0, 0.1), 0.0, alpha=0.025) is None
+    assert prompts_needed(estimate_at(0.5, 0.0), 0.0, alpha=0.025) == 20

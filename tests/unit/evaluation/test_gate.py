@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from components.contracts import AcceptanceReport, GateDecision, PromptMeasurement, Verdict
-from components.errors import EvaluationError
-from components.evaluation.gate import decide, main, overall_verdict
+from components.errors import ConfigError, EvaluationError
+from components.evaluation.decide import decide, overall_verdict
+from components.evaluation.gate import main
 from components.settings import GateSettings
 
 SETTINGS = GateSettings(min_acceptance_length=1.2)
@@ -43,10 +44,11 @@ def test_a_good_candidate_passes(report: Any, arm: Any, prompts: Any) -> None:
     assert set(rules(decision)) == {
         "finite figures",
         "acceptance length",
-        "first position",
+        "position collapse",
         "draft coverage",
         "losslessness",
     }
+    assert decision.settings == SETTINGS.model_dump(mode="json")
     assert decision.champion_digest is None
 
 
@@ -60,9 +62,9 @@ def test_acceptance_length_against_its_interval(
 
 
 def test_position_collapse_fails(report: Any, arm: Any, prompts: Any) -> None:
-    settings = GateSettings(min_acceptance_length=1.0, min_first_position_acceptance=0.1)
+    settings = GateSettings(min_acceptance_length=1.0, min_position_acceptance=0.1)
     decision = decide(report(arm("candidate", prompts((40, 1, 0)), num_draft_tokens=2)), settings=settings)
-    assert rules(decision)["first position"] is Verdict.FAIL
+    assert rules(decision)["position collapse"] is Verdict.FAIL
     assert decision.verdict is Verdict.FAIL
 
 
@@ -164,6 +166,62 @@ def test_same_decision_from_the_file(report: Any, arm: Any, prompts: Any, tmp_pa
     first = report(arm("candidate", prompts((10, 6, 5)), num_draft_tokens=2, rates={1: 5.0}), champion)
     again = AcceptanceReport.read(first.write(tmp_path / "report.json"))
     assert decide(again, settings=SETTINGS).digest == decide(first, settings=SETTINGS).digest
+
+
+def test_a_decision_is_checked_against_its_report_to_the_byte(
+    report: Any, arm: Any, prompts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = (arm("candidate", prompts((10, 6, 5)), num_draft_tokens=2), arm("champion", prompts(), num_draft_tokens=2))
+    measured = report(*arms).write(tmp_path / "report.json")
+    first, again = tmp_path / "decision.json", tmp_path / "again.json"
+    code = main(["--report", str(measured), "--recipe", "demo", "--out", str(first)])
+    assert main(["--report", str(measured), "--decision", str(first), "--out", str(again)]) == code
+    assert first.read_bytes() == again.read_bytes()
+    other = report(*arms, num_equal=9).write(tmp_path / "other.json")
+    with pytest.raises(ConfigError, match="made of another report"):
+        main(["--report", str(other), "--decision", str(first)])
+
+
+@pytest.mark.parametrize(
+    ("what", "changed"), [("verdict", "pass"), ("candidate_digest", "0" * 64), ("settings", {"alpha": 0.4})]
+)
+def test_a_tampered_decision_is_refused(
+    what: str, changed: Any, report: Any, arm: Any, prompts: Any, tmp_path: Path
+) -> None:
+    measured = report(arm("candidate", prompts((50, 1, 0)), num_draft_tokens=2)).write(tmp_path / "report.json")
+    path = tmp_path / "decision.json"
+    assert main(["--report", str(measured), "--recipe", "demo", "--out", str(path)]) == 1
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | {what: changed}))
+    with pytest.raises(ConfigError, match="changed after it was signed"):
+        main(["--report", str(measured), "--decision", str(path)])
+    # Signed anew by whoever changed it, it still is not what the report gives.
+    forged = GateDecision.model_validate(told | {what: changed}).signed()
+    forged.write(path)
+    with pytest.raises(ConfigError, match="does not give this decision"):
+        main(["--report", str(measured), "--decision", str(path)])
+
+
+def test_measuring_is_asked_of_the_task_and_its_failure_is_not_a_verdict(
+    report: Any, arm: Any, prompts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        if "broken" in command:
+            return subprocess.CompletedProcess(command, 1)
+        report(arm("candidate", prompts(), num_draft_tokens=2)).write(tmp_path / "acceptance_report.json")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("components.evaluation.gate.subprocess.run", run)
+    options = ["--recipe", "demo", "--out-dir", str(tmp_path), "--champion", "old"]
+    assert main(["--candidate", "new", *options]) == 0
+    assert commands[0][2:8] == ["tasks.measure_for_gate", "--candidate", "new", "--recipe", "demo", "--out-dir"]
+    assert commands[0][-2:] == ["--champion", "old"]
+    assert GateDecision.read(tmp_path / "gate_decision.json").verdict is Verdict.PASS
+    with pytest.raises(EvaluationError, match="could not be measured"):
+        main(["--candidate", "broken", *options])
 
 
 def test_overall_verdict() -> None:

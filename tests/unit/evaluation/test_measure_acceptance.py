@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from components.contracts import ArmEndpoint
@@ -111,3 +113,74 @@ def test_counter_growth() -> None:
     assert counter_growth({"x": 2.0}, {"x": 5.0, "y": 1.0}, arm="a") == {"x": 3.0, "y": 1.0}
     with pytest.raises(EvaluationError, match="x fell from 2 to 0"):
         counter_growth({"x": 2.0}, {}, arm="a")
+
+
+def grouped(size: int) -> EvaluationSettings:
+    return SETTINGS.model_copy(update={"prompts_per_checkpoint": size})
+
+
+def asked(engine: Any) -> list[str]:
+    return [p["messages"][0]["content"] for p in engine.payloads if p["messages"][0]["content"].startswith("prompt")]
+
+
+def test_a_measurement_goes_on_after_its_engine_died(engine: Any, tmp_path: Path) -> None:
+    """Ten prompts in groups of four; the engine dies at the seventh. Every prompt counts once, counters add up."""
+    prompts = tuple(Prompt(f"a/{n}", "a", ({"role": "user", "content": f"prompt {n}"},)) for n in range(10))
+    dying, journal = [7], tmp_path / "journal.jsonl"
+
+    def die(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/chat/completions" and b"prompt" in request.content:
+            dying[0] -= 1
+            if dying[0] < 0:
+                raise httpx.ConnectError("gone")
+        return engine.answer(request)
+
+    def measured(transport: httpx.MockTransport) -> Any:
+        return measure_acceptance(CANDIDATE, prompts, settings=grouped(4), journal=journal, transport=transport)
+
+    with pytest.raises(EvaluationError, match="does not answer"):
+        measured(httpx.MockTransport(die))
+    first = asked(engine)
+    engine.counters.clear()  # the engine that comes up again starts at zero
+    engine.payloads.clear()
+    whole = measured(engine.transport)
+    assert [p.prompt_id for p in whole.prompts] == [prompt.prompt_id for prompt in prompts]
+    # The first group was kept; the one in which it died is asked again, whole.
+    assert sorted(asked(engine)) == [f"prompt {n}" for n in range(4, 10)]
+    assert len(first) == 7
+    assert whole.counters["vllm:spec_decode_num_drafts"] == 60 == sum(p.num_steps for p in whole.prompts)
+    # Asked once more, nothing is left to do.
+    engine.payloads.clear()
+    assert measured(engine.transport) == whole
+    assert not engine.payloads
+
+
+def test_another_measurement_starts_afresh(engine: Any, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+
+    def measured(endpoint: ArmEndpoint) -> Any:
+        engine.payloads.clear()
+        return measure_acceptance(endpoint, PROMPTS, settings=grouped(2), journal=journal, transport=engine.transport)
+
+    measured(CANDIDATE)
+    measured(CANDIDATE.model_copy(update={"url": "http://elsewhere"}))
+    assert not asked(engine)
+    measured(CANDIDATE.model_copy(update={"checkpoint_digest": "other"}))
+    assert len(asked(engine)) == 3
+
+
+def test_a_line_cut_short_by_a_kill_is_measured_again(engine: Any, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+
+    def measured() -> Any:
+        return measure_acceptance(CANDIDATE, PROMPTS, settings=grouped(2), journal=journal, transport=engine.transport)
+
+    whole = measured()
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:-1]) + lines[-1][:30])
+    engine.payloads.clear()
+    again = measured()
+    assert asked(engine) == ["prompt 2"]
+    assert again.prompts[:2] == whole.prompts[:2] and again.counters == whole.counters
+    journal.write_text("not a journal\n")
+    assert measured().counters == whole.counters

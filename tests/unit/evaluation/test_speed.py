@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,9 @@ from components.evaluation.prompts import Prompt
 from components.evaluation.speed import (
     Round,
     choose_schedule,
+    draft_tokens_at,
     inter_token_latencies_ms,
+    load_limit,
     measure_speed,
     speed_point,
     speedups,
@@ -92,6 +95,65 @@ def test_schedule_is_what_the_engine_accepts(speed_points: Callable[..., Any]) -
         schedule = choose_schedule(speed, 3)
         assert schedule[0][:2] == (1, last_win)
         assert schedule[1][0] == last_win + 1 <= schedule[1][1]
+
+
+@pytest.mark.parametrize(
+    ("rates", "limit"),
+    [
+        ({1: 60, 4: 140, 8: 165}, 4),  # above 4 the schedule has K = 0, and nobody measured what that costs
+        ({1: 60, 4: 128, 8: 236}, 1),  # 0.98x and 1.00x, but the schedule no longer drafts from 2 on
+        ({1: 60, 4: 140, 8: 240}, None),
+        ({1: 30, 4: 90, 8: 165}, 0),
+        ({}, None),
+    ],
+)
+def test_load_above_which_the_drafter_comes_out(rates: Any, limit: int | None, speed_points: Any) -> None:
+    speed = {"candidate": speed_points(rates), "no_draft": speed_points({1: 43, 4: 130, 8: 237})}
+    assert load_limit(speed, choose_schedule(speed, 4)) == limit
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "limit"),
+    [
+        ({1: 60, 4: 125, 8: 230}, None),  # at least 0.95x of no draft at every load
+        ({1: 60, 4: 125, 8: 220}, 4),
+        ({1: 60, 4: 110, 8: 236}, 1),
+    ],
+)
+def test_a_measured_schedule_is_taken_at_its_word(scheduled: Any, limit: int | None, speed_points: Any) -> None:
+    plain = {1: 43, 4: 130, 8: 237}
+    speed = {
+        "candidate": speed_points({1: 60, 4: 100, 8: 165}),
+        "no_draft": speed_points(plain),
+        "scheduled": speed_points(scheduled),
+        # The machine was a tenth slower by then: only what was measured beside it counts.
+        "no_draft_beside": speed_points(plain),
+    }
+    assert load_limit(speed, choose_schedule(speed, 4)) == limit
+    slower = {level: 1.1 * rate for level, rate in plain.items()}
+    assert load_limit(speed | {"no_draft": speed_points(slower)}, choose_schedule(speed, 4)) == limit
+
+
+def test_draft_tokens_of_a_load() -> None:
+    schedule = ((1, 4, 3), (5, 64, 0))
+    assert [draft_tokens_at(schedule, load) for load in (1, 4, 5, 64, 200)] == [3, 3, 0, 0, 0]
+
+
+def test_an_arm_that_is_slow_to_warm_is_not_called_slow(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first requests take a second each; what is measured does not hold them."""
+    slow = [4]
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "late" and request.url.path == "/v1/chat/completions" and slow[0] > 0:
+            slow[0] -= 1
+            await asyncio.sleep(0.5)
+        return engine.answer(request)
+
+    arms = [ArmEndpoint(arm=name, url=f"http://{name}", model="m", num_draft_tokens=2) for name in ("late", "early")]
+    settings = EvaluationSettings(slices={"a": 2}, speed_concurrency=(1, 4), speed_requests=2, speed_repeats=1)
+    speed = measure_speed(arms, PROMPTS, settings=settings, transport=httpx.MockTransport(answer))
+    assert slow[0] == 0
+    assert all(point.ttft_p99_ms < 300 for point in speed["late"])
 
 
 def test_speedups_leave_out_what_only_one_arm_has(speed_points: Callable[..., Any]) -> None:

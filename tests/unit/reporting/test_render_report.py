@@ -56,6 +56,7 @@ def arm(name: str, length: float, *, num_positions: int, rates: dict[int, float]
         prompts=(),
         speed=points,
         engine_counters={},
+        acceptance_histogram=(1,) * (num_positions + 1) if drafts else (),
     )
 
 
@@ -86,8 +87,13 @@ def full(bare: LifecycleReport) -> LifecycleReport:
         num_equal_outputs=47, num_compared_outputs=48, engine_version="1", created_at=START,
     )  # fmt: skip
     rule = RuleResult(rule="acceptance length", verdict=Verdict.PASS, value=1.731, threshold=1.2, detail="a | b")
+    paired = RuleResult(
+        rule="non-inferior on code", verdict=Verdict.PASS, value=0.01, threshold=-0.05, detail="",
+        interval=(-0.02, 0.04), confidence=0.98, num_prompts=9,
+    )  # fmt: skip
+    rules = (rule, paired)
     gate = GateDecision(
-        candidate_digest="c", champion_digest=None, target_fingerprint=FINGERPRINT, report_digest="r", rules=(rule,),
+        candidate_digest="c", champion_digest=None, target_fingerprint=FINGERPRINT, report_digest="r", rules=rules,
         verdict=Verdict.PASS, speculative_schedule=((1, 4, 4), (5, 64, 0)), created_at=START,
     )  # fmt: skip
     step = CanaryStep(

@@ -26,8 +26,15 @@ class FakeEngine:
     def start(cls, spec: EngineSpec, **_: Any) -> FakeEngine:
         return cls(spec)
 
+    @property
+    def url(self) -> str:
+        return self.spec.url
+
     def is_alive(self) -> bool:
         return self.alive
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        return not self.alive
 
     def stop(self) -> None:
         self.alive = False
@@ -76,3 +83,13 @@ def test_keep_only_and_hand_over(pool: EnginePool) -> None:
     assert pool.hand_over("kept") is kept
     pool.close()
     assert kept.alive
+
+
+def test_only_an_engine_that_ended_is_revived(pool: EnginePool) -> None:
+    first, other = start(pool, "a"), start(pool, "b")
+    assert pool.at(first.url) is first and pool.at("http://nowhere") is None
+    assert pool.revive(first.url) is None and pool.revive("http://nowhere") is None
+    first.alive = False
+    again = pool.revive(first.url)
+    assert again is not None and again.is_alive() and again.url == first.url
+    assert pool.at(first.url) is again and pool.at(other.url) is other

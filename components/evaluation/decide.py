@@ -1,0 +1,125 @@
+"""From an `AcceptanceReport` to one written `GateDecision`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from components.contracts import AcceptanceReport, ArmReport, GateDecision, RuleResult, TargetFingerprint, Verdict
+from components.errors import ConfigError, EvaluationError
+from components.evaluation import rules
+from components.evaluation.comparison import SUPERIOR, non_inferior_when_sampled, non_inferiority, superiority
+from components.evaluation.positions import position_collapse
+from components.evaluation.speed import choose_schedule, load_limit
+from components.settings import GateSettings
+
+
+def decide(
+    report: AcceptanceReport, *, settings: GateSettings, expected_fingerprint: TargetFingerprint | None = None
+) -> GateDecision:
+    """Apply every rule of `settings` to `report`.
+
+    The verdict is fail if any binding rule fails, else inconclusive if any is, else pass. `created_at` is the
+    report's, so a decision made again from the file equals the first one to the byte.
+
+    Args:
+        report: served measurement with the arm 'candidate'; 'champion' and 'no_draft' where there are any.
+        settings: thresholds and margins.
+        expected_fingerprint: of the target the decision is wanted for; None skips that rule.
+
+    Raises:
+        EvaluationError: the report has no candidate, or a candidate without a checkpoint or without prompts, or arms
+            that answered different prompts.
+    """
+    candidate = report.arms.get("candidate")
+    if candidate is None or candidate.checkpoint_digest is None or not candidate.prompts:
+        raise EvaluationError(
+            "the report measures no candidate drafter",
+            got=f"arms {', '.join(report.arms) or 'none'}",
+            expected="an arm 'candidate' with a checkpoint digest and at least one prompt",
+        )
+    champion = report.arms.get("champion")
+    results = _results(report, candidate, champion, settings, expected_fingerprint)
+    verdict = overall_verdict(result.verdict for result in results if result.binding)
+    speed = {arm: one.speed for arm, one in report.arms.items()}
+    schedule = choose_schedule(speed, len(candidate.acceptance_by_position))
+    is_above = any(result.rule == SUPERIOR and result.verdict is Verdict.PASS for result in results)
+    return GateDecision(
+        candidate_digest=candidate.checkpoint_digest,
+        champion_digest=champion.checkpoint_digest if champion is not None else None,
+        target_fingerprint=report.target.fingerprint,
+        report_digest=report.digest,
+        rules=results,
+        verdict=verdict,
+        speculative_schedule=schedule,
+        drafter_out_above=load_limit(speed, schedule),
+        superior=is_above and verdict is Verdict.PASS,
+        settings=settings.model_dump(mode="json"),
+        created_at=report.created_at,
+    ).signed()
+
+
+def decide_again(decision: GateDecision, report: AcceptanceReport) -> GateDecision:
+    """The decision that the same report and the settings inside `decision` give now.
+
+    Raises:
+        ConfigError: `decision` was made of another report.
+        EvaluationError: as `decide`.
+    """
+    if decision.report_digest != report.digest:
+        raise ConfigError("the decision was made of another report", got=report.digest, expected=decision.report_digest)
+    was_checked = any(rule.rule == "target fingerprint" for rule in decision.rules)
+    return decide(
+        report,
+        settings=GateSettings.model_validate(decision.settings),
+        expected_fingerprint=decision.target_fingerprint if was_checked else None,
+    )
+
+
+def overall_verdict(verdicts: Iterable[Verdict]) -> Verdict:
+    """Fail if any fails, else inconclusive if any is, else pass; inconclusive for no rules at all."""
+    found = set(verdicts)
+    if Verdict.FAIL in found:
+        return Verdict.FAIL
+    return Verdict.INCONCLUSIVE if Verdict.INCONCLUSIVE in found or not found else Verdict.PASS
+
+
+def _results(
+    report: AcceptanceReport,
+    candidate: ArmReport,
+    champion: ArmReport | None,
+    settings: GateSettings,
+    expected: TargetFingerprint | None,
+) -> tuple[RuleResult, ...]:
+    results: list[RuleResult | None] = [
+        rules.finite_figures(report),
+        rules.same_target(report, expected) if expected is not None else None,
+        rules.min_acceptance(candidate, settings.min_acceptance_length, settings, name="acceptance length"),
+        position_collapse(candidate, champion, settings),
+        rules.coverage(candidate, settings),
+    ]
+    if champion is not None:
+        results += [*non_inferiority(candidate, champion, settings), superiority(candidate, champion, settings)]
+    results += [
+        *_sampled(report, settings),
+        rules.speedup_at_serving(report, settings),
+        rules.losslessness(report, settings),
+        rules.train_served(report.train_served_gap, settings),
+        rules.memory(report, settings),
+    ]
+    return tuple(result for result in results if result is not None)
+
+
+def _sampled(report: AcceptanceReport, settings: GateSettings) -> list[RuleResult]:
+    results = []
+    for further in report.further_temperatures:
+        candidate, champion = further.arms.get("candidate"), further.arms.get("champion")
+        if candidate is None:
+            raise EvaluationError(f"no candidate was measured at temperature {further.temperature:g}")
+        if settings.min_sampled_acceptance_length is not None:
+            name = f"acceptance length at temperature {further.temperature:g}"
+            results.append(rules.min_acceptance(candidate, settings.min_sampled_acceptance_length, settings, name=name))
+        if champion is not None:
+            results.append(
+                non_inferior_when_sampled(candidate, champion, temperature=further.temperature, settings=settings)
+            )
+    return results

@@ -1,0 +1,161 @@
+"""The gate's measurement on real engines: the demo target, with and without a drafter, as the demo serves them.
+
+The drafter is the checkpoint folder in DSPARK_BENCH_DRAFTER, else the demo's last training in the state folder, else
+an untrained one, whose verdict is a plain fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from components.contracts import ArmEndpoint, CheckpointRef, TargetRef
+from components.drafter.build import build_drafter
+from components.drafter.checkpoint import export_checkpoint, load_checkpoint_ref
+from components.evaluation.acceptance import expected_counters, measure_acceptance
+from components.evaluation.decide import decide
+from components.evaluation.measure import build_report
+from components.evaluation.prompts import Prompt, load_prompts
+from components.evaluation.speed import measure_speed
+from components.services.endpoints import resolve_state_dir
+from components.serving.command import EngineSpec, resolve_device
+from components.serving.engine import free_port, start_engines
+from components.settings import Recipe, load_recipe
+from components.targets.resolve import resolve_target
+from components.training.job import TrainingResult
+from tests.benchmarks.loop_figures import at_least, at_most
+from tests.benchmarks.run import Figure
+
+NUM_GATES = 10
+NUM_ROUNDS = 5
+CONCURRENCY = 4
+
+
+def engine_figures() -> list[Figure]:
+    """Counters against requests, the cost of measuring, and the same gate ten times."""
+    recipe = load_recipe("demo")
+    prompts = load_prompts(recipe.evaluation)
+    with tempfile.TemporaryDirectory(prefix="bench") as name, _arms(recipe, Path(name)) as (target, arms):
+        return [
+            _counters(arms["candidate"], prompts, recipe),
+            *_overhead(arms["no_draft"], prompts, recipe),
+            _same_verdict(target, arms, prompts, recipe),
+        ]
+
+
+def _counters(candidate: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe) -> Figure:
+    """Tokens by which the engine's counters and its per-request metrics differ, over every counter."""
+    measured = measure_acceptance(candidate, prompts, settings=recipe.evaluation)
+    expected = expected_counters(measured.prompts)
+    difference = sum(abs(measured.counters.get(counter, 0.0) - value) for counter, value in expected.items())
+    return at_most("counters_against_requests", difference, 0, "tokens")
+
+
+def _overhead(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe) -> list[Figure]:
+    """tok/s as the gate measures it over what a bare client gets, on the same prompts, round by round in turns.
+
+    The speed measurement streams and takes times; that of acceptance warms up and settles its counters first, which is
+    in its figure, too.
+    """
+    requests = len(prompts)
+    settings = recipe.evaluation.model_copy(
+        update={"speed_concurrency": (CONCURRENCY,), "speed_requests": requests, "speed_repeats": 1}
+    )
+    speed, acceptance, bare = [], [], []
+    for _ in range(NUM_ROUNDS):
+        bare.append(asyncio.run(_bare_client(plain, prompts, recipe)))
+        speed.append(measure_speed([plain], prompts, settings=settings)["no_draft"][0].output_tokens_per_s)
+        started = time.perf_counter()
+        measured = measure_acceptance(plain, prompts, settings=settings)
+        num_tokens = sum(prompt.num_output_tokens for prompt in measured.prompts)
+        acceptance.append(num_tokens / (time.perf_counter() - started))
+    whole = statistics.median(a / b for a, b in zip(acceptance, bare, strict=True))
+    return [
+        at_least(
+            "speed_over_bare_client", statistics.median(a / b for a, b in zip(speed, bare, strict=True)), 0.97, "x"
+        ),
+        Figure(name="acceptance_with_warm_up_over_bare_client", value=whole, unit="x", goal="-", ok=True),
+    ]
+
+
+async def _bare_client(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe) -> float:
+    """tok/s of requests that are only sent and waited for."""
+    settings, waiting, num_tokens = recipe.evaluation, iter(prompts), 0
+    async with httpx.AsyncClient(base_url=plain.url, timeout=300, trust_env=False) as client:
+
+        async def lane() -> None:
+            nonlocal num_tokens
+            for prompt in waiting:
+                payload = {
+                    "model": plain.model,
+                    "messages": list(prompt.messages),
+                    "max_tokens": settings.max_tokens,
+                    "temperature": settings.temperature,
+                }
+                response = await client.post("/v1/chat/completions", json=payload)
+                num_tokens += response.raise_for_status().json()["usage"]["completion_tokens"]
+
+        started = time.perf_counter()
+        await asyncio.gather(*(lane() for _ in range(CONCURRENCY)))
+        return num_tokens / (time.perf_counter() - started)
+
+
+def _same_verdict(target: TargetRef, arms: dict[str, ArmEndpoint], prompts: Sequence[Prompt], recipe: Recipe) -> Figure:
+    """How many of ten gates over the same drafter say what most of them say."""
+    verdicts = []
+    for _ in range(NUM_GATES):
+        measured = {arm: measure_acceptance(one, prompts, settings=recipe.evaluation) for arm, one in arms.items()}
+        report = build_report(target, measured=measured, speed={}, prompts=prompts, settings=recipe.evaluation)
+        verdicts.append(decide(report, settings=recipe.gate).verdict)
+    verdict, count = Counter(verdicts).most_common(1)[0]
+    return at_least(f"same_verdict_{verdict}", count, NUM_GATES, f"of_{NUM_GATES}_gates")
+
+
+@contextmanager
+def _arms(recipe: Recipe, folder: Path) -> Iterator[tuple[TargetRef, dict[str, ArmEndpoint]]]:
+    target = resolve_target(recipe.target, cache_dir=folder, engine=recipe.engine)
+    checkpoint = _drafter(recipe, target, folder)
+    ports = [free_port(), free_port(free_port() + 1)]
+    specs = [
+        EngineSpec(
+            name=arm,
+            model_path=target.path,
+            served_model_name=target.name,
+            settings=recipe.engine,
+            port=port,
+            device=resolve_device(recipe.engine),
+            checkpoint=drafter,
+        )
+        for arm, port, drafter in zip(("candidate", "no_draft"), ports, (checkpoint, None), strict=True)
+    ]
+    with start_engines(specs, log_dir=folder, fingerprint=target.fingerprint, allow_unbound=True) as engines:
+        yield target, {engine.spec.name: engine.endpoint(engine.spec.name) for engine in engines}
+
+
+def _drafter(recipe: Recipe, target: TargetRef, folder: Path) -> CheckpointRef:
+    given = os.environ.get("DSPARK_BENCH_DRAFTER")
+    if given is not None:
+        return load_checkpoint_ref(Path(given))
+    trained = resolve_state_dir() / "latest" / recipe.target.name / "training.json"
+    if trained.is_file():
+        return load_checkpoint_ref(Path(TrainingResult.read(trained).checkpoint.path))
+    model = build_drafter(
+        recipe.drafter,
+        target_path=Path(target.path),
+        aux_layer_ids=recipe.stream.aux_layer_ids,
+        draft_vocab=None,
+        seed=0,
+    )
+    return export_checkpoint(
+        model, folder / "untrained", target=target, settings=recipe.drafter, dataset_digest=None, step=0,
+        num_trained_tokens=0, parent_digest=None, expected_acceptance_length=None, extra={},
+    )  # fmt: skip

@@ -1,0 +1,114 @@
+"""The gate's own measurement, as its command line runs it: real engines, one of which is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.contracts import AcceptanceReport, CheckpointRef, GateDecision
+from components.drafter.build import build_drafter
+from components.drafter.checkpoint import export_checkpoint
+from components.evaluation.acceptance import expected_counters
+from components.evaluation.gate import main as gate_main
+from components.serving import guard
+from components.serving.engine import Engine
+from components.settings import DrafterSettings, load_recipe
+from components.targets.fingerprint import make_target_ref
+from tasks import measure_for_gate
+
+pytestmark = pytest.mark.integration
+
+RECIPE = {
+    "name": "tiny",
+    "target": {"name": "tiny", "source": "local", "path": "/nowhere"},
+    "engine": {
+        "device": "cpu", "dtype": "float32", "max_model_len": 1024, "max_num_seqs": 8, "max_num_batched_tokens": 1024,
+        "kv_cache_gib": 0.1,
+    },
+    "curation": {"sources": [{"name": "chitchat"}], "num_conversations": 8, "max_answer_tokens": 64},
+    "stream": {"aux_layer_ids": [1, 2, 3]},
+    "evaluation": {
+        "slices": {"gsm_symbolic": 6, "conversations": 6}, "max_tokens": 24, "temperatures": [0.0, 1.0],
+        "num_sampled_prompts": 4, "speed_concurrency": [1], "speed_requests": 2, "speed_repeats": 1,
+        "prompts_per_checkpoint": 4, "max_excluded_share": 0.0,
+    },
+    "gate": {"min_acceptance_length": 1.2, "max_memory_growth": 0.5},
+}  # fmt: skip
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    return path
+
+
+@pytest.fixture
+def candidate(tiny_target: Path, recipe: Path, tmp_path: Path) -> CheckpointRef:
+    settings = DrafterSettings(algorithm="dflash", num_layers=1, block_size=4, markov_rank=0, confidence_head=False)
+    target = make_target_ref("tiny", path=tiny_target, source="test", engine=load_recipe(recipe).engine)
+    return export_checkpoint(
+        build_drafter(settings, target_path=tiny_target, aux_layer_ids=(1, 2, 3), draft_vocab=None, seed=0),
+        tmp_path / "drafter", target=target, settings=settings, dataset_digest=None, step=0, num_trained_tokens=0,
+        parent_digest=None, expected_acceptance_length=None, extra={},
+    )  # fmt: skip
+
+
+def kill_once_measured(engines: dict[str, Engine], journals: Path) -> None:
+    """SIGKILL everything of the candidate's engine once its first group of prompts is kept."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        files = list(journals.glob("candidate-*-at-0.jsonl"))
+        if files and len(files[0].read_text().splitlines()) >= 2:
+            pid = engines["candidate"].identity.pid
+            guard.kill_all([*guard.session_members(pid), pid], 9)
+            return
+        time.sleep(0.01)
+
+
+def test_a_candidate_is_measured_and_decided_on_though_its_engine_dies(
+    candidate: CheckpointRef, recipe: Path, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: dict[str, Engine] = {}
+    start = measure_for_gate.Gate.start
+
+    def noted(self: Any, arm: str, *args: Any) -> Engine:
+        engines[arm] = start(self, arm, *args)
+        return engines[arm]
+
+    monkeypatch.setattr(measure_for_gate.Gate, "start", noted)
+    out_dir = tmp_path / "out"
+    killer = threading.Thread(target=kill_once_measured, args=(engines, out_dir / "measurements"))
+    killer.start()
+    arguments = ["--candidate", candidate.path, "--target", str(tiny_target), "--recipe", str(recipe)]
+    measure_for_gate.main([*arguments, "--out-dir", str(out_dir)])
+    killer.join()
+
+    assert list((out_dir / "logs").glob("candidate-restart-*.log")), "the engine was not started again"
+    report = AcceptanceReport.read(out_dir / "acceptance_report.json")
+    measured = report.arms["candidate"]
+    ids = [prompt.prompt_id for prompt in measured.prompts]
+    assert len(ids) == len(set(ids)) == 12
+    expected = expected_counters(measured.prompts)
+    assert {name: measured.engine_counters[name] for name in expected} == expected
+    assert report.num_equal_outputs == report.num_compared_outputs == 12  # float32, greedy: lossless across the kill
+    assert sum(measured.acceptance_histogram) == sum(prompt.num_steps for prompt in measured.prompts)
+    assert (measured.peak_memory_bytes or 0) > 2**28
+    sampled = report.further_temperatures[0]
+    assert sampled.temperature == 1.0 and len(sampled.arms["candidate"].prompts) == 4
+
+    # The command line decides on what was measured: a random drafter is none.
+    decision = out_dir / "decision.json"
+    code = gate_main(
+        ["--report", str(out_dir / "acceptance_report.json"), "--recipe", str(recipe), "--out", str(decision)]
+    )
+    assert code == 1
+    told = {rule.rule: rule.verdict for rule in GateDecision.read(decision).rules}
+    assert told["acceptance length"] == "fail" and told["losslessness"] == "pass" and "memory" in told
+    assert json.loads(decision.read_text())["signature"] in (out_dir / "gate.html").read_text()

@@ -1,0 +1,192 @@
+"""Rules beyond acceptance: positions, superiority, speed at the serving load, memory, the gap, temperatures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from components.contracts import GateDecision, RuleResult, TemperatureReport, TrainServedGap, Verdict
+from components.evaluation.decide import decide
+from components.settings import GateSettings
+
+K4 = (40, 20, 12, 8, 20)
+
+
+@pytest.fixture
+def prompts(measurement: Any) -> Any:
+    def make(histogram: tuple[int, ...] = K4, *, num: int = 12, slice_name: str = "a") -> list[Any]:
+        # A third of the prompts differ a little, so that intervals have a width.
+        return [
+            measurement(
+                f"{slice_name}/{n:02}",
+                slice_name=slice_name,
+                histogram=(histogram[0] + 3 * (n % 3), *histogram[1:]),
+            )
+            for n in range(num)
+        ]
+
+    return make
+
+
+def rule(decision: GateDecision, name: str) -> RuleResult:
+    return next(result for result in decision.rules if result.rule == name)
+
+
+def test_a_later_position_that_collapsed_fails(report: Any, arm: Any, prompts: Any) -> None:
+    """Position 3 accepts 1 of 41 of the drafts that got there; the first two are well."""
+    settings = GateSettings(min_acceptance_length=1.0)
+    told = rule(
+        decide(report(arm("candidate", prompts((40, 20, 40, 1, 0)), num_draft_tokens=4)), settings=settings),
+        "position collapse",
+    )
+    assert told.verdict is Verdict.FAIL
+    assert "position 3 is below the floor" in told.detail and "position 2" not in told.detail
+    assert told.value == pytest.approx(0.0)  # position 4: none of the few that got there
+
+
+def test_a_position_with_few_drafts_is_not_called_collapsed(report: Any, arm: Any, prompts: Any) -> None:
+    few = prompts((60, 40, 2, 0, 0), num=4)  # eight drafts reach position 3, none is accepted
+    told = rule(
+        decide(report(arm("candidate", few, num_draft_tokens=4)), settings=GateSettings(min_acceptance_length=1)),
+        "position collapse",
+    )
+    assert told.verdict is Verdict.FAIL and "position 2" in told.detail and "position 3" not in told.detail
+
+
+def test_a_position_far_below_the_champions_fails(report: Any, arm: Any, prompts: Any) -> None:
+    settings = GateSettings(min_acceptance_length=1.0, min_position_acceptance=0.02, non_inferiority_margin=0.9)
+    candidate = arm("candidate", prompts((40, 48, 4, 4, 4)), num_draft_tokens=4)
+    decision = decide(report(candidate, arm("champion", prompts(), num_draft_tokens=4)), settings=settings)
+    told = rule(decision, "position collapse")
+    assert told.verdict is Verdict.FAIL and "position 2 is over 50% below the champion's" in told.detail
+
+
+@pytest.mark.parametrize(
+    ("histogram", "required", "verdict", "superior"),
+    [
+        ((40, 20, 12, 8, 24), False, Verdict.PASS, True),
+        ((40, 20, 12, 8, 20), False, Verdict.PASS, False),
+        ((40, 20, 12, 8, 20), True, Verdict.INCONCLUSIVE, False),
+        ((40, 20, 12, 8, 24), True, Verdict.PASS, True),
+        ((42, 20, 12, 8, 20), True, Verdict.FAIL, False),
+    ],
+)
+def test_superiority_is_told_and_counts_where_required(
+    histogram: Any, required: bool, verdict: Any, superior: bool, report: Any, arm: Any, prompts: Any
+) -> None:
+    arms = (arm("candidate", prompts(histogram), num_draft_tokens=4), arm("champion", prompts(), num_draft_tokens=4))
+    decision = decide(report(*arms), settings=GateSettings(require_superiority=required))
+    assert decision.superior is superior
+    assert decision.verdict is verdict
+    assert rule(decision, "superior overall").binding is required
+
+
+def test_a_better_drafter_that_fails_elsewhere_is_not_called_superior(report: Any, arm: Any, prompts: Any) -> None:
+    arms = (
+        arm("candidate", prompts((40, 20, 12, 8, 24)), num_draft_tokens=4),
+        arm("champion", prompts(), num_draft_tokens=4),
+    )
+    decision = decide(report(*arms, num_equal=1), settings=GateSettings())
+    assert rule(decision, "superior overall").verdict is Verdict.PASS
+    assert decision.verdict is Verdict.FAIL and not decision.superior
+
+
+def test_an_undecided_slice_names_the_prompts_it_needs(report: Any, arm: Any, prompts: Any, measurement: Any) -> None:
+    ours = [measurement(f"a/{n:02}", histogram=(40 + (27 * n) % 63, 20, 12, 8, 20)) for n in range(8)]
+    theirs = [measurement(f"a/{n:02}", histogram=(40 + (15 * n) % 69, 20, 12, 8, 20)) for n in range(8)]
+    arms = (arm("candidate", ours, num_draft_tokens=4), arm("champion", theirs, num_draft_tokens=4))
+    told = rule(decide(report(*arms), settings=GateSettings()), "non-inferior on a")
+    assert told.verdict is Verdict.INCONCLUSIVE
+    assert told.num_further_prompts is not None and 0 < told.num_further_prompts < 500
+    assert f"about {told.num_further_prompts} more prompt" in told.detail
+    short = rule(decide(report(*arms), settings=GateSettings(max_further_prompts=0)), "non-inferior on a")
+    assert "beyond the budget of 0" in short.detail
+    assert set(told.p_values) == {"non-inferior", "worse by the margin (Holm)", "better (Holm)"}
+    assert told.interval is not None and told.bootstrap_interval is not None
+
+
+def test_a_short_slice_is_no_pass_however_good(report: Any, arm: Any, prompts: Any) -> None:
+    both = prompts() + prompts(num=3, slice_name="b")
+    arms = (arm("candidate", both, num_draft_tokens=4), arm("champion", both, num_draft_tokens=4))
+    told = rule(decide(report(*arms), settings=GateSettings()), "non-inferior on b")
+    assert told.verdict is Verdict.INCONCLUSIVE and "fewer than 4 prompts" in told.detail
+    assert told.num_further_prompts == 1
+
+
+@pytest.mark.parametrize(
+    ("rounds", "verdict"),
+    [
+        (((60, 62), (40, 41)), Verdict.PASS),
+        (((42, 43), (40, 41)), Verdict.FAIL),
+        (((60, 42), (40, 41)), Verdict.INCONCLUSIVE),
+    ],
+)
+def test_rounds_on_both_sides_of_the_limit_are_no_verdict(
+    rounds: Any, verdict: Verdict, report: Any, arm: Any, prompts: Any
+) -> None:
+    arms = []
+    for name, rates, k in (("candidate", rounds[0], 4), ("no_draft", rounds[1], 0)):
+        one = arm(name, prompts(), num_draft_tokens=k, rates={1: 1.0, 4: sum(rates) / 2})
+        points = [point.model_copy(update={"round_tokens_per_s": rates}) for point in one.speed]
+        arms.append(one.model_copy(update={"speed": tuple(points)}))
+    settings = GateSettings(min_speedup=1.2, serving_concurrency=4)
+    assert rule(decide(report(*arms), settings=settings), "speed-up at 4 in flight").verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("gap", "limit", "verdict"),
+    [
+        (TrainServedGap(teacher_forced=1.5, reference=1.48, served=1.47, num_prompts=9), 0.05, Verdict.PASS),
+        (
+            TrainServedGap(teacher_forced=1.5, reference=1.48, served=1.2, diverging_position=2, num_prompts=9),
+            0.05,
+            Verdict.FAIL,
+        ),
+        (None, 0.05, Verdict.INCONCLUSIVE),
+        (None, None, None),
+    ],
+)
+def test_train_served_gap(gap: Any, limit: Any, verdict: Any, report: Any, arm: Any, prompts: Any) -> None:
+    about = report(arm("candidate", prompts(), num_draft_tokens=4)).model_copy(update={"train_served_gap": gap})
+    told = {r.rule: r for r in decide(about, settings=GateSettings(max_train_served_gap=limit)).rules}
+    assert (told["train-served gap"].verdict if "train-served gap" in told else None) is verdict
+    if verdict is Verdict.FAIL:
+        assert "differ most at draft position 2" in told["train-served gap"].detail
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "verdict"),
+    [(1100, 1000, Verdict.PASS), (1600, 1000, Verdict.FAIL), (None, 1000, Verdict.INCONCLUSIVE)],
+)
+def test_memory(ours: Any, plain: Any, verdict: Verdict, report: Any, arm: Any, prompts: Any) -> None:
+    arms = [
+        arm(name, prompts(), num_draft_tokens=k).model_copy(update={"peak_memory_bytes": size})
+        for name, k, size in (("candidate", 4, ours), ("no_draft", 0, plain))
+    ]
+    told = rule(decide(report(*arms), settings=GateSettings(max_memory_growth=0.2)), "memory")
+    assert told.verdict is verdict
+
+
+def test_further_temperatures_have_rules_of_their_own(report: Any, arm: Any, prompts: Any) -> None:
+    arms = {name: arm(name, prompts(), num_draft_tokens=4) for name in ("candidate", "champion")}
+    poor = {**arms, "candidate": arm("candidate", prompts((90, 9, 0, 0, 0)), num_draft_tokens=4)}
+    settings = GateSettings(min_sampled_acceptance_length=1.2)
+
+    def decided(sampled: Any) -> GateDecision:
+        further = (TemperatureReport(temperature=1.0, arms=sampled),)
+        about = report(*arms.values()).model_copy(update={"further_temperatures": further})
+        return decide(about, settings=settings)
+
+    assert decided(arms).verdict is Verdict.PASS
+    told = decided(poor)
+    assert rule(told, "acceptance length at temperature 1").verdict is Verdict.FAIL
+    assert rule(told, "non-inferior at temperature 1").verdict is Verdict.FAIL
+
+
+def test_nan_at_a_further_temperature_fails(report: Any, arm: Any, prompts: Any) -> None:
+    candidate = arm("candidate", prompts(), num_draft_tokens=4)
+    broken = candidate.model_copy(update={"draft_coverage": float("nan")})
+    further = (TemperatureReport(temperature=1.0, arms={"candidate": broken}),)
+    decision = decide(report(candidate).model_copy(update={"further_temperatures": further}), settings=GateSettings())
+    assert decision.verdict is Verdict.FAIL and "candidate at 1.draft_coverage" in decision.rules[0].detail
