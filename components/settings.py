@@ -177,9 +177,6 @@ class DrafterSettings(Settings):
 
     algorithm: Literal["dspark", "dflash", "eagle3"] = "dspark"
     num_layers: int = Field(default=2, ge=1)
-    num_kv_heads: int | None = Field(
-        default=None, ge=1, description="of a draft layer's keys and values; None: as many as the target's layers have"
-    )
     block_size: int = Field(default=5, ge=2, description="anchor plus K = block_size - 1 draft tokens")
     markov_rank: int = Field(default=128, ge=0, description="0 switches the Markov head off")
     markov_head: Literal["vanilla", "gated", "rnn"] = Field(

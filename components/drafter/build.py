@@ -60,8 +60,6 @@ def build_drafter(
         sliding_window=None,
         full_attention_indices=list(range(settings.num_layers)),
     )
-    if settings.num_kv_heads is not None:
-        layer_config.num_key_value_heads = settings.num_kv_heads
     arguments: dict[str, Any] = {
         "verifier_name_or_path": str(target_path),
         "target_layer_ids": list(aux_layer_ids),
@@ -180,15 +178,6 @@ def _check_against_target(settings: DrafterSettings, config: Any, aux_layer_ids:
     if not -len(aux_layer_ids) <= settings.start_aux_slot < len(aux_layer_ids):
         raise ConfigError(
             "drafter.start_aux_slot has no aux layer", got=settings.start_aux_slot, expected=f"< {len(aux_layer_ids)}"
-        )
-    num_heads = int(config.num_attention_heads)
-    num_target_kv_heads = int(getattr(config, "num_key_value_heads", None) or num_heads)
-    num_kv_heads = settings.num_kv_heads or num_target_kv_heads
-    if num_heads % num_kv_heads or (settings.start == "target_layers" and num_kv_heads % num_target_kv_heads):
-        raise ConfigError(
-            "drafter.num_kv_heads does not fit the target",
-            got=num_kv_heads,
-            expected=f"a divisor of {num_heads}, and a multiple of {num_target_kv_heads} to start from its layers",
         )
     if settings.mask_token_id is not None and not 0 <= settings.mask_token_id < int(config.vocab_size):
         raise ConfigError("drafter.mask_token_id is no token of the target", got=settings.mask_token_id)

@@ -32,7 +32,6 @@ LAYER_WEIGHTS = (
     "mlp.down_proj.weight",
 )
 OPTIONAL_LAYER_WEIGHTS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
-KEYS_AND_VALUES = ("self_attn.k_proj.weight", "self_attn.v_proj.weight")
 TWO_HALVES = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")
 
 
@@ -111,14 +110,12 @@ def _copy_layer(draft_layer: Any, weights: TensorFiles, prefix: str) -> None:
     parameters = dict(draft_layer.named_parameters())
     for name in LAYER_WEIGHTS:
         parameter = parameters[name].detach()
-        # A drafter with more key-value heads than the target starts as the same function: each is there several times.
-        head_dim = int(draft_layer.self_attn.head_dim) if name in KEYS_AND_VALUES else None
         if name in TWO_HALVES and hasattr(draft_layer, "hidden_norm"):
             for half in parameter.chunk(2, dim=1):
-                _copy(half, weights, prefix + name, head_dim=head_dim)
+                _copy(half, weights, prefix + name)
             parameter.mul_(0.5)
         else:
-            _copy(parameter, weights, prefix + name, head_dim=head_dim)
+            _copy(parameter, weights, prefix + name)
     for name in OPTIONAL_LAYER_WEIGHTS:
         if not weights.find(prefix + name):
             continue
@@ -131,10 +128,8 @@ def _copy_layer(draft_layer: Any, weights: TensorFiles, prefix: str) -> None:
         _copy(parameters[name], weights, prefix + name)
 
 
-def _copy(parameter: torch.Tensor, weights: TensorFiles, name: str, *, head_dim: int | None = None) -> None:
+def _copy(parameter: torch.Tensor, weights: TensorFiles, name: str) -> None:
     source = weights.read(name)
-    if head_dim is not None and len(parameter) % len(source) == 0:
-        source = source.unflatten(0, (-1, head_dim)).repeat_interleave(len(parameter) // len(source), 0).flatten(0, 1)
     if source.shape != parameter.shape:
         raise ConfigError(
             "drafter.start 'target_layers' needs draft layers of the target's shape",

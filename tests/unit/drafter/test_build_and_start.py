@@ -52,24 +52,6 @@ def test_heads_can_be_switched_off_and_dflash_has_none(tiny_target: Path) -> Non
     assert eagle3.config.speculators_model_type == "eagle3"
 
 
-def test_more_key_value_heads_start_as_copies_of_the_targets(tiny_target: Path) -> None:
-    settings = SETTINGS.model_copy(update={"start": "target_layers", "start_layers": (2, 3), "num_kv_heads": 2})
-    model, plain = build(tiny_target, settings), build(tiny_target, settings.model_copy(update={"num_kv_heads": None}))
-    assert model.config.transformer_layer_config.num_key_value_heads == 2
-    for layer, usual in zip(model.layers, plain.layers, strict=True):
-        for name in ("k_proj", "v_proj"):
-            weight = getattr(layer.self_attn, name).weight.unflatten(0, (2, -1))
-            source = getattr(usual.self_attn, name).weight.unflatten(0, (1, -1))
-            assert torch.equal(weight, source[[0, 0]])
-        assert torch.equal(layer.self_attn.q_proj.weight, usual.self_attn.q_proj.weight)
-
-
-def test_key_value_heads_that_do_not_fit_the_target_are_refused(tiny_target: Path) -> None:
-    settings = SETTINGS.model_copy(update={"start": "target_layers", "start_layers": (2, 3), "num_kv_heads": 3})
-    with pytest.raises(ConfigError, match=r"drafter\.num_kv_heads does not fit the target"):
-        build(tiny_target, settings)
-
-
 def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone(tiny_target: Path) -> None:
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
