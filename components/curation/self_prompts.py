@@ -28,6 +28,8 @@ TEMPERATURE = 1.0
 """The target's own distribution: below it, prompts repeat."""
 SURPLUS = 1.7
 """Written for one wanted: some run past the length limit, some are duplicates or fall to the filters."""
+LONGEST_TOKENS = 96
+"""A prompt that has not ended by then seldom ends: of 120 of the demo target's 92 ended by 96 tokens, no more by 128."""
 REPORT_INTERVAL_S = 4.0
 _MARK = "MarkOfTheUser"
 
@@ -102,7 +104,7 @@ def with_written_prompts(
     share = sum(source.weight for source in mine) / total_weight
     turn = open_turn(renderer_of(Path(target.path), name=target.name).tokenizer, name=target.name)
     key = {
-        "fingerprint": target.fingerprint.digest, "max_tokens": settings.max_prompt_tokens, "temperature": TEMPERATURE
+        "fingerprint": target.fingerprint.digest, "max_tokens": _longest(settings), "temperature": TEMPERATURE
     }  # fmt: skip
     path = folder / f"prompts-{digest_json(key)[:16]}.jsonl"
     writer = _Writer(turn, path, settings=settings, progress=progress)
@@ -130,7 +132,7 @@ class _Writer:
         self._request = {
             "prompt": list(turn.prompt_ids),
             "temperature": TEMPERATURE,
-            "max_tokens": settings.max_prompt_tokens,
+            "max_tokens": _longest(settings),
             "stop_token_ids": list(turn.stop_token_ids),
             "stop": list(turn.stop),
         }
@@ -171,6 +173,10 @@ class _Writer:
                 self._num_wanted - self._num_left,
                 self._num_wanted,
             )
+
+
+def _longest(settings: CurationSettings) -> int:
+    return min(LONGEST_TOKENS, settings.max_prompt_tokens)
 
 
 def _mend(path: Path) -> int:

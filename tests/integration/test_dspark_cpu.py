@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 import torch
 from dspark_drafter import write_dspark
-from dspark_serving import Completion, complete, read_trace, serve
+from dspark_serving import MODEL, Completion, complete, read_trace, serve
 from scipy.stats import chisquare
 
+from components.contracts import ArmEndpoint, CheckpointRef, TargetFingerprint, TargetRef
 from components.drafter.reference import TIE_GAP, ReferenceDecoder, ReferenceOutput
+from components.evaluation.prompts import Prompt
+from components.evaluation.served_answers import collect_answers
+from components.settings import EvaluationSettings
+from components.training.gap_job import GapJob
+from components.training.train_served import measure_gap
 
 pytestmark = pytest.mark.integration
 
@@ -124,6 +130,42 @@ def test_served_drafts_equal_the_references_step_by_step(greedy: GreedyRun, refe
     print(f"{num_steps} steps of {len(references)} prompts compared, {num_ties} draft ties")
     assert num_steps >= 20 * NUM_PROMPTS
     assert num_ties <= num_steps // 100
+
+
+def test_teacher_forced_reference_and_served_acceptance_agree(
+    served: Served, tiny_target: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """In float32 the three compute the same steps, but where two tokens tie."""
+    prompts = [
+        Prompt(
+            prompt_id=f"p{index}", slice="a", messages=({"role": "user", "content": f"word {index} and {7 * index}"},)
+        )
+        for index in range(12)
+    ]
+    settings = EvaluationSettings(slices={"a": 12}, max_tokens=MAX_TOKENS)
+    endpoint = ArmEndpoint(
+        arm="candidate", url=served.url, model=MODEL, checkpoint_digest="c" * 64, num_draft_tokens=NUM_DRAFTS
+    )
+    answers = collect_answers(endpoint, prompts, settings=settings)
+    fingerprint = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
+    job = GapJob(
+        target=TargetRef(
+            name="tiny", path=str(tiny_target), source="test", fingerprint=fingerprint, quantization="none"
+        ),
+        checkpoint=CheckpointRef.model_construct(path=str(checkpoint)),
+        answers=answers,
+        max_tokens=MAX_TOKENS,
+        dtype="float32",
+        output_dir=str(tmp_path),
+    )
+    gap = measure_gap(job)
+    print(gap)
+    assert gap.num_prompts == len(answers) >= 10 and gap.served > 1.05
+    assert gap.gap < 0.02
+    for shares in zip(*gap.acceptance_by_position.values(), strict=True):
+        assert max(shares) - min(shares) < 0.03  # the last step of an answer may accept more than is kept
+    half = [answer.model_copy(update={"num_steps": 2 * answer.num_steps}) for answer in answers]
+    assert measure_gap(job.model_copy(update={"answers": tuple(half)})).gap > 0.5
 
 
 def test_served_acceptance_equals_the_references(greedy: GreedyRun, references: list[ReferenceOutput]) -> None:
