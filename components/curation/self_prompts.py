@@ -29,7 +29,7 @@ TEMPERATURE = 1.0
 SURPLUS = 1.7
 """Written for one wanted: some run past the length limit, some are duplicates or fall to the filters."""
 LONGEST_TOKENS = 96
-"""A prompt that has not ended by then seldom ends: of 120 of the demo target's 92 ended by 96 tokens, no more by 128."""
+"""What goes on for longer seldom ends: of 120 prompts of the demo target 92 ended by 96 tokens, no more by 128."""
 REPORT_INTERVAL_S = 4.0
 _MARK = "MarkOfTheUser"
 
