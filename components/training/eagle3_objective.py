@@ -43,7 +43,7 @@ class Eagle3Objective(BlockObjective):
         settings: loss weights and position decay.
 
     Raises:
-        ConfigError: a loss of another name, or a drafter this objective does not train.
+        ConfigError: a loss of another name, gradient checkpointing, or a drafter this objective does not train.
     """
 
     def __init__(self, drafter: Any, settings: TrainingSettings) -> None:
