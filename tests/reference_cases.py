@@ -5,6 +5,7 @@ Shapes: B draws, M new tokens, C sequences (W ** M), N sequences still decoding,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -28,6 +29,7 @@ VOCAB_SIZE = 8
 PROMPTS = ((3,), (1, 6, 2))
 """Of two lengths, so that every batch is a ragged one."""
 DRAFTERS = ("dspark-vanilla", "dspark-gated", "dspark-rnn", "dflash", "eagle3")
+MODELS: dict[str, Any] = {"dspark": DSparkDraftModel, "dflash": DFlashDraftModel, "eagle3": Eagle3DraftModel}
 BLOCK_SIZE = 4
 MIN_EXPECTED = 5.0
 """Cells expected less often are pooled (the usual rule for a chi-squared test)."""
@@ -66,49 +68,54 @@ def write_random_drafter(
     mask_token_id: int = 3,
     weight_std: float = 0.3,
     layer_kind: str | None = None,
+    num_candidates: int | None = None,
     seed: int = 0,
     **config: Any,
 ) -> Path:
     """A drafter of `DRAFTERS` whose weights are all drawn anew, so that no part of it is nearly silent.
 
-    `draft_token_ids` None gives it the target's whole vocabulary. `config` goes to speculators' `from_training_args`.
+    `draft_token_ids` None gives it the target's whole vocabulary. `config` goes to speculators' `from_training_args`;
+    `num_candidates` is vLLM's own option, which speculators' config does not know.
     """
     layer_config = create_transformer_layer_config(
         str(target), num_layers=num_layers, draft_arch=layer_kind or ("llama" if kind == "eagle3" else "qwen3"),
         hidden_act=None, sliding_window=None, full_attention_indices=list(range(num_layers)),
     )  # fmt: skip
-    vocab_size = int(layer_config.vocab_size)
-    kept = list(range(vocab_size)) if draft_token_ids is None else list(draft_token_ids)
-    vocabulary = from_token_ids(torch.tensor(kept), target_vocab_size=vocab_size)
     arguments: dict[str, Any] = {
         "verifier_name_or_path": str(target), "target_layer_ids": list(aux_layer_ids), "draft_attn_impl": "sdpa",
-        "draft_vocab_size": len(kept), "t2d": None if draft_token_ids is None else vocabulary.t2d_V,
-        "d2t": None if draft_token_ids is None else vocabulary.d2t_D,
+        "draft_vocab_size": int(layer_config.vocab_size),
     } | config  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
-    model: Any
+    if draft_token_ids is not None:
+        kept = torch.tensor(list(draft_token_ids))
+        vocabulary = from_token_ids(kept, target_vocab_size=int(layer_config.vocab_size))
+        arguments |= {"draft_vocab_size": vocabulary.size, "t2d": vocabulary.t2d_V, "d2t": vocabulary.d2t_D}
     if kind == "eagle3":
-        arguments = {"norm_before_residual": False} | arguments
-        model = Eagle3DraftModel.from_training_args(layer_config, ttt_steps=block_size - 1, **arguments)
+        arguments = {"norm_before_residual": False, "ttt_steps": block_size - 1} | arguments
     else:
         arguments |= {"block_size": block_size, "mask_token_id": mask_token_id, "sample_from_anchor": False}
-        if kind == "dflash":
-            model = DFlashDraftModel.from_training_args(layer_config, **arguments)
-        else:
-            model = DSparkDraftModel.from_training_args(
-                layer_config, markov_rank=markov_rank, markov_head_type=kind.removeprefix("dspark-"), **arguments
-            )
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.startswith(("embed_tokens", "lm_head", "verifier_")):
-                continue
-            if "norm" in name:
-                weight.copy_(1 + weight_std * torch.rand(weight.shape, generator=generator))
-            else:
-                scale = 4.0 if name.startswith(("markov_head", "confidence_head")) else 1.0
-                weight.copy_(scale * weight_std * torch.randn(weight.shape, generator=generator))
-    model.float().save_pretrained(path)
+    if kind.startswith("dspark"):
+        arguments |= {"markov_rank": markov_rank, "markov_head_type": kind.removeprefix("dspark-")}
+    model = MODELS[kind.partition("-")[0]].from_training_args(layer_config, **arguments).float()
+    _draw_weights(model, std=weight_std, seed=seed)
+    model.save_pretrained(path)
+    if num_candidates is not None:
+        written = json.loads((path / "config.json").read_text()) | {"dspark_draft_topk": num_candidates}
+        (path / "config.json").write_text(json.dumps(written))
     return path
+
+
+@torch.no_grad()
+def _draw_weights(model: Any, *, std: float, seed: int) -> None:
+    """All but the target's own; the two small heads wider, so that they have a say beside the backbone."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if name.startswith(("embed_tokens", "lm_head", "verifier_")):
+            continue
+        if "norm" in name:
+            weight.copy_(1 + std * torch.rand(weight.shape, generator=generator))
+        else:
+            scale = 4.0 if name.startswith(("markov_head", "confidence_head")) else 1.0
+            weight.copy_(scale * std * torch.randn(weight.shape, generator=generator))
 
 
 class SurvivalScheduler:

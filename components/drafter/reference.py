@@ -26,7 +26,7 @@ from components.drafter.reference_base import ContextRows, ReferenceDrafter, Sch
 from components.drafter.reference_drafter import BlockDrafter
 from components.drafter.reference_eagle3 import Eagle3Drafter
 from components.drafter.reference_layers import Checkpoint, TargetParts
-from components.drafter.reference_loop import DecodeLoop
+from components.drafter.reference_loop import Batch, DecodeLoop
 from components.drafter.reference_records import (
     TIE_GAP,
     ReferenceOutput,
@@ -158,15 +158,7 @@ class ReferenceDecoder:
             keep_steps=True,
         )
         batch = loop.decode(prompts, max_new_tokens)
-        steps: list[list[ReferenceStep]] = [[] for _ in prompts]
-        for batch_step in batch.steps:
-            for row, step in batch_step.per_sequence():
-                steps[row].append(step)
-        tokens = batch.new_tokens(max_new_tokens, loop.end_ids_E).tolist()
-        return [
-            ReferenceOutput(tuple(token for token in row if token >= 0), tuple(row_steps), gap)
-            for row, row_steps, gap in zip(tokens, steps, batch.first_gaps_B.tolist(), strict=True)
-        ]
+        return _outputs(batch, batch.new_tokens(max_new_tokens, loop.end_ids_E))
 
     @torch.inference_mode()
     def sample(
@@ -213,3 +205,15 @@ class ReferenceDecoder:
         proposal = self.drafter.propose(loop.sampler, num_draft_tokens=loop.num_draft_tokens)
         gaps = top2_gaps(proposal.logits_BKV[0]).tolist()
         return ReferenceProposal(tuple(proposal.draft_ids_BK[0].tolist()), tuple(gaps))
+
+
+def _outputs(batch: Batch, tokens_BM: torch.Tensor) -> list[ReferenceOutput]:
+    """Per sequence, what was committed and every step that did it."""
+    steps: list[list[ReferenceStep]] = [[] for _ in range(tokens_BM.shape[0])]
+    for batch_step in batch.steps:
+        for row, step in batch_step.per_sequence():
+            steps[row].append(step)
+    return [
+        ReferenceOutput(tuple(token for token in row if token >= 0), tuple(row_steps), gap)
+        for row, row_steps, gap in zip(tokens_BM.tolist(), steps, batch.first_gaps_B.tolist(), strict=True)
+    ]

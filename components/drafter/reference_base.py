@@ -12,9 +12,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 Choose = Callable[[torch.Tensor], torch.Tensor]
 """Draft ids [...] (int64) for logits [..., V]: the argmax, or a draw."""
@@ -57,8 +59,8 @@ class Scheduler(Protocol):
     then no longer sees x_k ~ q_k. A prefix rule, "stop at the first k whose confidences so far fall short", is safe.
     """
 
-    def num_scheduled(self, confidence_logits_NK: Any) -> Any:
-        """Drafts to verify, integers [N] in 0..K, for confidence logits [N, K] (NumPy, float32)."""
+    def num_scheduled(self, confidence_logits_NK: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Drafts to verify, [N] in 0..K, for confidence logits [N, K]."""
 
 
 class ReferenceDrafter(ABC):

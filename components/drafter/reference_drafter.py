@@ -10,7 +10,7 @@ one's tokens (it would need aux states, which only the target can give), so ther
 block_size - 1 stand where training never put any, and are merely worse drafts.
 
 Shapes: B sequences, T context tokens, L aux layers, H hidden, Q block slots (K + 1), K draft tokens, R Markov rank,
-V draft vocabulary, W target vocabulary.
+C candidates, V draft vocabulary, W target vocabulary.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class BlockDrafter(ReferenceDrafter):
         self.markov_head: MarkovHead | None = None
         if "markov_head.markov_w1.weight" in self.layers.weights:
             self.markov_head = MarkovHead(self.layers, head_type=config.get("markov_head_type", "vanilla"))
+        self.num_candidates: int | None = config.get("dspark_draft_topk")
+        """C, of vLLM's option: the bias is added to each position's C likeliest tokens, and no other can be drafted.
+
+        It leaves most of W2 unread. What is drafted follows the truncated q, so decoding stays lossless."""
         self._confidence_head: ConfidenceHead | None = None
         if "confidence_head.proj.weight" in self.layers.weights:
             with_markov = bool(config.get("confidence_head_with_markov", True))
@@ -115,10 +119,21 @@ class BlockDrafter(ReferenceDrafter):
         """Choose left to right, each position's logits biased, in place, by the token before; target ids [B, K]."""
         previous_B, drafts = self._anchor_ids_B, []
         state_BR = head.start(previous_B, hidden_BQH[:, 0])
+        candidates = None
+        if self.num_candidates is not None:
+            candidates = logits_BKV.topk(min(self.num_candidates, logits_BKV.shape[2]), dim=-1)
+            logits_BKV.fill_(-torch.inf)
         for k in range(logits_BKV.shape[1]):
-            bias_BV, state_BR = head.bias(previous_B, hidden_BQH[:, k + 1], state_BR)
-            logits_BKV[:, k] += bias_BV
-            previous_B = self.target_ids_V[choose(logits_BKV[:, k])]
+            features_BR, state_BR = head.features(previous_B, hidden_BQH[:, k + 1], state_BR)
+            if candidates is None:
+                logits_BKV[:, k] += head.bias(features_BR)
+                draft_ids_B = choose(logits_BKV[:, k])
+            else:
+                ids_BC = candidates.indices[:, k]
+                logits_BC = candidates.values[:, k] + head.bias_of(ids_BC, features_BR)
+                logits_BKV[:, k].scatter_(1, ids_BC, logits_BC)
+                draft_ids_B = ids_BC.gather(1, choose(logits_BC)[:, None])[:, 0]
+            previous_B = self.target_ids_V[draft_ids_B]
             drafts.append(previous_B)
         return torch.stack(drafts, dim=1)
 

@@ -10,7 +10,8 @@ backbone's state at the slot, after the final norm:
 Confidence is a linear function of [h; e], or of h alone, whatever the Markov head's type: no recurrent state enters.
 vLLM 0.32.0 computes the vanilla bias for every `markov_head_type`, so gated and rnn heads can be decoded here alone.
 
-Shapes: B sequences, K draft tokens, H hidden, R Markov rank, V draft vocabulary, W target vocabulary.
+Shapes: B sequences, K draft tokens, H hidden, R Markov rank, C candidates, V draft vocabulary,
+W target vocabulary.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class MarkovHead:
         self.head_type = head_type
         self._layers = layers
         self._w1_WR = layers.weights["markov_head.markov_w1.weight"]
+        self._w2_VR = layers.weights["markov_head.markov_w2.weight"]
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """W1 rows [..., R] of target ids [...]."""
@@ -53,17 +55,25 @@ class MarkovHead:
             return self._step(self.embed(anchor_ids_B), anchor_hidden_BH, state_BR)[1]
         return state_BR
 
-    def bias(
+    def features(
         self, previous_ids_B: torch.Tensor, hidden_BH: torch.Tensor, state_BR: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bias [B, V], float32, for the position after `previous_ids_B` (target ids), and the state after it."""
+        """What W2 is applied to [B, R] at the position after `previous_ids_B` (target ids), and the state after it."""
         embedding_BR = self.embed(previous_ids_B)
         if self.head_type == "gated":
             gate_BR = self._layers.linear(torch.cat([hidden_BH, embedding_BR], dim=-1), "markov_head.gate_proj")
-            embedding_BR = gate_BR.sigmoid() * embedding_BR
-        elif self.head_type == "rnn":
-            embedding_BR, state_BR = self._step(embedding_BR, hidden_BH, state_BR)
-        return self._layers.linear(embedding_BR, "markov_head.markov_w2").float(), state_BR
+            return gate_BR.sigmoid() * embedding_BR, state_BR
+        if self.head_type == "rnn":
+            return self._step(embedding_BR, hidden_BH, state_BR)
+        return embedding_BR, state_BR
+
+    def bias(self, features_BR: torch.Tensor) -> torch.Tensor:
+        """Logit bias [B, V], float32: W2 times the features."""
+        return functional.linear(features_BR, self._w2_VR).float()
+
+    def bias_of(self, draft_ids_BC: torch.Tensor, features_BR: torch.Tensor) -> torch.Tensor:
+        """`bias` at these draft ids alone, [B, C]: C rows of W2 are read instead of V."""
+        return (self._w2_VR[draft_ids_BC] @ features_BR[..., None])[..., 0].float()
 
     def _step(
         self, embedding_BR: torch.Tensor, hidden_BH: torch.Tensor, state_BR: torch.Tensor

@@ -76,6 +76,16 @@ def test_more_drafts_than_trained_for_are_lossless(
     assert p_value(decoders[kind], target, temperature=1.0, num_draft_tokens=num_drafts) > MIN_P
 
 
+def test_drafting_from_a_few_candidates_is_lossless(target: Path, tmp_path: Path) -> None:
+    path = write_random_drafter(tmp_path / "drafter", "dspark-vanilla", target=target, num_candidates=3)
+    decoder = ReferenceDecoder(target, path)
+    with torch.inference_mode():
+        decoder.sample(PROMPTS, max_new_tokens=1, temperature=1.0)
+        proposal = decoder.drafter.propose(lambda logits: logits.argmax(-1), num_draft_tokens=3)
+    assert (proposal.logits_BKV.isfinite().sum(-1) == 3).all()
+    assert p_value(decoder, target, temperature=1.0) > MIN_P
+
+
 @pytest.mark.parametrize("wrong", [verify_too_kindly, verify_without_residual])
 def test_a_wrong_verification_is_found_out(
     decoders: dict[str, ReferenceDecoder], target: Path, wrong: Any, monkeypatch: pytest.MonkeyPatch
