@@ -312,7 +312,11 @@ class GateSettings(Settings):
         default=0.05, ge=0, lt=1, description="relative, against the champion, per slice"
     )
     non_inferiority_alpha: float = Field(
-        default=0.01, gt=0, lt=0.5, description="how often a drafter worse by the margin on a slice may pass"
+        default=0.005,
+        gt=0,
+        lt=0.5,
+        description="level of each slice's test: a drafter worse by the margin there passes about as often, up to twice"
+        " as often where prompts are heavy-tailed",
     )
     alpha: float = Field(default=0.025, gt=0, lt=0.5, description="level of every other claim, fails included")
     min_prompts_per_slice: int = Field(default=4, ge=2, description="a slice with fewer is never a pass")

@@ -223,13 +223,17 @@ def decide_gate(loop: Loop, report: AcceptanceReport) -> GateDecision:
     """Apply the recipe's rules; the decision is written beside the report and shown as an artifact."""
     decision = decide(report, settings=loop.recipe.gate, expected_fingerprint=report.target.fingerprint)
     decision.write(loop.run_dir / "gate_decision.json")
-    rows = [(r.rule, r.verdict, _number(r.value), _number(r.threshold), r.detail) for r in decision.rules]
-    table = markdown_table(("rule", "verdict", "value", "threshold", "detail"), rows)
-    publish_markdown("gate decision", f"## Gate: **{decision.verdict}**\n\n{table}", description="Gate decision")
-    for name, png in plot_acceptance(report, loop.run_dir / "plots", decision=decision).items():
+    plots = loop.run_dir / "plots"
+    for name, png in plot_acceptance(report, plots, decision=decision).items():
         publish_image(f"gate {name}", png, description=name.replace("_", " "))
     texts = {prompt.prompt_id: prompt.messages[0]["content"] for prompt in load_prompts(loop.recipe.evaluation)}
-    page = write_gate_page(report, decision, loop.run_dir / "plots" / "gate.html", prompts=texts)
+    page = write_gate_page(report, decision, plots / "gate.html", prompts=texts)
+    rows = [(r.rule, r.verdict, _number(r.value), _number(r.threshold), r.detail) for r in decision.rules]
+    table = markdown_table(("rule", "verdict", "value", "threshold", "detail"), rows)
+    words = (
+        f"## Gate: **{decision.verdict}**\n\n{table}\n\nPage with tables and plots: `{page}`, and in the MLflow run."
+    )
+    publish_markdown("gate decision", words, description="Gate decision")
     get_run_logger().info("the gate said %s: %s", decision.verdict, page)
     return decision
 

@@ -155,12 +155,20 @@ def speed_by_concurrency(report: AcceptanceReport, *, out_above: int | None = No
     axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
     axes.set_xlabel("requests in flight")
     axes.set_ylabel("output tokens per second")
-    even = break_even(ratios)
+    _mark_loads(axes, break_even(ratios), out_above, levels)
+    axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=len(arms))
+    return figure
+
+
+def _mark_loads(axes: Any, even: float | None, out_above: int | None, levels: Sequence[int]) -> None:
+    """The break-even with no draft as a line, and the loads at which the drafter should be out as a shade."""
     if even is not None:
         axes.axvline(even, color=BAD, linewidth=1.2, linestyle=(0, (4, 3)))
+        is_right = math.log2(even) > (math.log2(levels[0]) + math.log2(levels[-1])) / 2
         axes.annotate(
-            f"break-even ~ {even:.1f}", (even, 0.03), xycoords=("data", "axes fraction"), xytext=(5, 0),
-            textcoords="offset points", fontsize=9, color=BAD,
+            f"break-even ~ {even:.1f}", (even, 0.03), xycoords=("data", "axes fraction"),
+            xytext=(-5 if is_right else 5, 0), textcoords="offset points", fontsize=9, color=BAD,
+            ha="right" if is_right else "left",
         )  # fmt: skip
     if out_above and out_above < levels[-1]:
         axes.axvspan(out_above, levels[-1] * 1.25, color=BAD, alpha=0.06, linewidth=0)
@@ -168,8 +176,6 @@ def speed_by_concurrency(report: AcceptanceReport, *, out_above: int | None = No
             f"drafter out above {out_above}", (out_above, 0.97), xycoords=("data", "axes fraction"), xytext=(6, 0),
             textcoords="offset points", fontsize=9, color=BAD, va="top",
         )  # fmt: skip
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
-    return figure
 
 
 def break_even(ratios: dict[int, float]) -> float | None:

@@ -198,6 +198,22 @@ def test_holm_steps_down_from_the_smallest() -> None:
     assert holm({}) == {}
 
 
+def test_a_skewed_difference_goes_further_on_its_long_side() -> None:
+    """Few prompts lose much: the lower end of the difference lies further out; mirrored, the upper one does."""
+    steps = np.full(12, 40.0)
+    champion = steps * 1.5
+    losses = np.array([0.0, 0.01, 0.0, 0.01, 0.0, 0.01, 0.0, 0.01, 0.0, 0.01, 0.02, 0.2])
+    down = estimate_relative_difference(champion * (1 - losses), steps, champion, steps)
+    up = estimate_relative_difference(champion, steps, champion * (1 - losses), steps)
+    assert down is not None and up is not None and down.skewness < 0 < up.skewness
+    reaches = [
+        (one.log_value - math.log1p(one.interval()[0]), math.log1p(one.interval()[1]) - one.log_value)
+        for one in (down, up)
+    ]
+    assert reaches[0][0] > 1.1 * reaches[0][1]
+    assert reaches[0] == pytest.approx(reaches[1][::-1], rel=0.05)
+
+
 def test_passes_are_not_corrected_and_fails_are() -> None:
     """A slice passes at its own level; a fail must stand against the number of slices it was chosen from."""
     just = estimate_at(-0.13, 0.04)  # p 0.013 of being below -5 %

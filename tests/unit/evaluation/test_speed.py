@@ -134,9 +134,12 @@ def test_a_measured_schedule_is_taken_at_its_word(scheduled: Any, limit: int | N
     assert load_limit(speed | {"no_draft": speed_points(slower)}, choose_schedule(speed, 4)) == limit
 
 
-def test_draft_tokens_of_a_load() -> None:
-    schedule = ((1, 4, 3), (5, 64, 0))
-    assert [draft_tokens_at(schedule, load) for load in (1, 4, 5, 64, 200)] == [3, 3, 0, 0, 0]
+def test_draft_tokens_of_a_load_are_vllms() -> None:
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    for schedule in (((1, 4, 3), (5, 64, 0)), ((1, 64, 3),), ((1, 1, 3), (2, 2, 0))):
+        by_vllm = build_dynamic_sd_schedule_lookup([list(row) for row in schedule], 100, 3)
+        assert [draft_tokens_at(schedule, load) for load in range(1, 101)] == by_vllm[1:]
 
 
 def test_an_arm_that_is_slow_to_warm_is_not_called_slow(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
