@@ -66,6 +66,25 @@ def resume(folder: Path, target: Path) -> dict[str, float]:
     return {"difference": float(np.abs(losses[0] - losses[1]).max())}
 
 
+def killable(folder: Path) -> None:
+    """Train in `folder` from its newest state on, a line of output per pack; the losses of all steps go to curve.json
+    once the run is at its end."""
+    torch.set_num_threads(1)
+    loop = _loop(folder / "run", folder / "target", NUM_PACKS, checkpoint_every_steps=5)
+    state = StateFolder(folder / "run", keep=2).load_newest()
+    if state is not None:
+        loop.restore(state)
+
+    def told() -> Iterator[Pack]:
+        for number, pack in enumerate(_packs(NUM_PACKS)):
+            if number * SEQUENCES_PER_PACK >= loop.progress.num_consumed:
+                print(f"pack {number}", flush=True)
+                yield pack
+
+    loop.run(told())
+    (folder / "curve.json").write_text(json.dumps([point.loss for point in loop.progress.curve]))
+
+
 def memory(folder: Path, target: Path) -> dict[str, int]:
     """Resident memory once 1,000 and once 8,000 sequences were trained on; logs are as rare as a recipe's."""
     sizes: dict[int, int] = {}
