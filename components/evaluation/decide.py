@@ -30,13 +30,7 @@ def decide(
         EvaluationError: the report has no candidate, or a candidate without a checkpoint or without prompts, or arms
             that answered different prompts.
     """
-    candidate = report.arms.get("candidate")
-    if candidate is None or candidate.checkpoint_digest is None or not candidate.prompts:
-        raise EvaluationError(
-            "the report measures no candidate drafter",
-            got=f"arms {', '.join(report.arms) or 'none'}",
-            expected="an arm 'candidate' with a checkpoint digest and at least one prompt",
-        )
+    candidate, candidate_digest = _candidate(report)
     champion = report.arms.get("champion")
     results = _results(report, candidate, champion, settings, expected_fingerprint)
     verdict = overall_verdict(result.verdict for result in results if result.binding)
@@ -44,7 +38,7 @@ def decide(
     schedule = choose_schedule(speed, len(candidate.acceptance_by_position))
     is_above = any(result.rule == SUPERIOR and result.verdict is Verdict.PASS for result in results)
     return GateDecision(
-        candidate_digest=candidate.checkpoint_digest,
+        candidate_digest=candidate_digest,
         champion_digest=champion.checkpoint_digest if champion is not None else None,
         target_fingerprint=report.target.fingerprint,
         report_digest=report.digest,
@@ -73,6 +67,17 @@ def decide_again(decision: GateDecision, report: AcceptanceReport) -> GateDecisi
         settings=GateSettings.model_validate(decision.settings),
         expected_fingerprint=decision.target_fingerprint if was_checked else None,
     )
+
+
+def _candidate(report: AcceptanceReport) -> tuple[ArmReport, str]:
+    candidate = report.arms.get("candidate")
+    if candidate is None or candidate.checkpoint_digest is None or not candidate.prompts:
+        raise EvaluationError(
+            "the report measures no candidate drafter",
+            got=f"arms {', '.join(report.arms) or 'none'}",
+            expected="an arm 'candidate' with a checkpoint digest and at least one prompt",
+        )
+    return candidate, candidate.checkpoint_digest
 
 
 def overall_verdict(verdicts: Iterable[Verdict]) -> Verdict:

@@ -58,19 +58,12 @@ def build_report(
     kept = {arm: _without(one, excluded) for arm, one in measured.items()}
     _check_paired(kept)
     num_equal, num_compared = _equal_outputs(kept, settings.temperature)
-    memory = peak_memory_bytes or {}
-    arms = {
-        arm: _arm_report(one, kept[arm], speed=tuple(speed.get(arm, ())), peak_memory_bytes=memory.get(arm))
-        for arm, one in measured.items()
-    }
-    # An arm that only its speed was measured of, like the shipped schedule.
-    arms |= {arm: _speed_only(arm, tuple(points)) for arm, points in speed.items() if arm not in measured}
     return AcceptanceReport(
         target=target,
         temperature=settings.temperature,
         max_tokens=settings.max_tokens,
         prompt_digest=prompt_digest(prompts),
-        arms=arms,
+        arms=_arms(measured, kept, speed=speed, memory=peak_memory_bytes or {}),
         num_equal_outputs=num_equal,
         num_compared_outputs=num_compared,
         excluded=excluded,
@@ -79,6 +72,21 @@ def build_report(
         engine_version=versions.pop(),
         created_at=now_utc(),
     )
+
+
+def _arms(
+    measured: Mapping[str, Measured],
+    kept: Mapping[str, tuple[PromptMeasurement, ...]],
+    *,
+    speed: Mapping[str, Sequence[SpeedPoint]],
+    memory: Mapping[str, int],
+) -> dict[str, ArmReport]:
+    arms = {
+        arm: _arm_report(one, kept[arm], speed=tuple(speed.get(arm, ())), peak_memory_bytes=memory.get(arm))
+        for arm, one in measured.items()
+    }
+    # An arm that only its speed was measured of, like the shipped schedule.
+    return arms | {arm: _speed_only(arm, tuple(points)) for arm, points in speed.items() if arm not in measured}
 
 
 def _further(temperature: float, measured: Mapping[str, Measured]) -> TemperatureReport:

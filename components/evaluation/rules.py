@@ -20,6 +20,9 @@ from components.evaluation.speed import speedups
 from components.evaluation.statistics import estimate_ratio, threshold_verdict
 from components.settings import GateSettings
 
+FUTILE_SHARE = 0.1
+"""Of the drafts per step asked for: a drafter accepted less often than that is not a matter of more prompts."""
+
 
 def finite_figures(report: AcceptanceReport) -> RuleResult:
     """Every figure of every arm is a finite number: a comparison with NaN is false and must not look like a verdict."""
@@ -62,7 +65,11 @@ def same_target(report: AcceptanceReport, expected: TargetFingerprint) -> RuleRe
 
 
 def min_acceptance(arm: ArmReport, threshold: float, settings: GateSettings, *, name: str) -> RuleResult:
-    """The acceptance length over all slices, recomputed from the prompts, is shown to reach the threshold."""
+    """The acceptance length over all slices, recomputed from the prompts, is shown to reach the threshold.
+
+    A drafter of which next to nothing was accepted has no interval worth the name: one prompt with a lucky draft is
+    all its variance. So futility is a fail by itself: less than a tenth of the drafts per step that are asked for.
+    """
     num, den = acceptance_sums(arm.prompts)
     strata = slices_of(arm.prompts)
     estimate = estimate_ratio(num, den, origin=1.0, strata=strata)
@@ -70,6 +77,8 @@ def min_acceptance(arm: ArmReport, threshold: float, settings: GateSettings, *, 
     is_short = len(arm.prompts) < settings.min_prompts_per_slice
     if is_short and verdict is Verdict.PASS:
         verdict = Verdict.INCONCLUSIVE
+    is_futile = estimate is not None and estimate.value - 1 < FUTILE_SHARE * (threshold - 1) and not is_short
+    note = "no target step had a draft" if not den.sum() else "next to nothing was accepted" if is_futile else ""
     bootstrap = bootstrap_ratio(
         num, den, num_samples=settings.bootstrap_samples, seed=settings.seed, confidence=1 - 2 * settings.alpha,
         strata=strata,
@@ -78,13 +87,13 @@ def min_acceptance(arm: ArmReport, threshold: float, settings: GateSettings, *, 
         name,
         estimate,
         # No step with a draft: there is a drafter and it did nothing, which is a failure, not a lack of data.
-        verdict if den.sum() else Verdict.FAIL,
+        Verdict.FAIL if is_futile or not den.sum() else verdict,
         threshold=threshold,
         alpha=settings.alpha,
         num_prompts=len(arm.prompts),
         settings=settings,
         bootstrap=bootstrap,
-        note="" if den.sum() else "no target step had a draft",
+        note=note,
     )
 
 

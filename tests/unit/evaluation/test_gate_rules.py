@@ -114,6 +114,19 @@ def test_a_short_slice_is_no_pass_however_good(report: Any, arm: Any, prompts: A
     assert told.num_further_prompts == 1
 
 
+def test_next_to_nothing_accepted_is_a_fail_and_not_a_matter_of_more_prompts(
+    report: Any, arm: Any, measurement: Any
+) -> None:
+    """One lucky draft in eight prompts is all the variance there is: no interval, but no doubt either."""
+    useless = [measurement(f"a/{n}", histogram=(22, int(n == 0), 0)) for n in range(8)]
+    told = rule(
+        decide(report(arm("candidate", useless, num_draft_tokens=2)), settings=GateSettings()), "acceptance length"
+    )
+    assert told.verdict is Verdict.FAIL and "next to nothing was accepted" in told.detail
+    alone = decide(report(arm("candidate", useless[:2], num_draft_tokens=2)), settings=GateSettings())
+    assert rule(alone, "acceptance length").verdict is Verdict.INCONCLUSIVE
+
+
 @pytest.mark.parametrize(
     ("rounds", "verdict"),
     [
