@@ -113,8 +113,9 @@ def ratio_of_sums(numerators: Array, denominators: Array) -> float:
 
 
 def relative_difference(num_a: Array, den_a: Array, num_b: Array, den_b: Array) -> float:
-    """(ratio of a) / (ratio of b) - 1; -0.05 means a is 5 % below b."""
-    return ratio_of_sums(num_a, den_a) / ratio_of_sums(num_b, den_b) - 1.0
+    """(ratio of a) / (ratio of b) - 1; -0.05 means a is 5 % below b. NaN where the ratio of b is zero or NaN."""
+    theirs = ratio_of_sums(num_b, den_b)
+    return ratio_of_sums(num_a, den_a) / theirs - 1.0 if theirs else float("nan")
 
 
 def estimate_ratio(

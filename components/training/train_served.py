@@ -111,12 +111,15 @@ def _teacher_forced(job: GapJob, answers: list[ServedAnswer], *, on_line: Callab
     drafter = load_drafter(Path(job.checkpoint.path), target_path=Path(job.target.path)).to(device)
     objective = build_objective(drafter, TrainingSettings(mixed_precision="bf16" if dtype == torch.bfloat16 else "no"))
     target = ReferenceTarget(Path(job.target.path), dtype=dtype, device=device)
-    target.capture([*drafter.config.aux_hidden_state_layer_ids, int(target.model.config.num_hidden_layers)])
+    layer_ids = [*drafter.config.aux_hidden_state_layer_ids, int(target.model.config.num_hidden_layers)]
+    captured = list(dict.fromkeys(layer_ids))  # an aux layer may be the last one
+    target.capture(captured)
+    columns = [captured.index(layer_id) for layer_id in layer_ids]
     lm_head_VH = target.model.get_output_embeddings().weight.detach()
     walked, num_drafts = Walked(), num_draft_tokens(drafter)
     for number, answer in enumerate(answers, 1):
         on_line(f"train-served gap: teacher-forced answer {number} of {len(answers)}")
-        pack = _pack(answer, target).to(device)
+        pack = _pack(answer, target, columns).to(device)
         blocks = choose_blocks(pack, num_draft_tokens=num_drafts, num_anchors=None)
         assert blocks is not None  # two tokens were answered
         next_T = torch.cat([pack.token_ids_T[1:], pack.token_ids_T.new_full((1,), -1)])
@@ -154,7 +157,7 @@ def expected_steps(overlap_NK: torch.Tensor) -> tuple[float, list[float]]:
     return float(drafted_N.sum()), (drafted_N @ prefix_NK).tolist()
 
 
-def _pack(answer: ServedAnswer, target: ReferenceTarget) -> Pack:
+def _pack(answer: ServedAnswer, target: ReferenceTarget, columns: list[int]) -> Pack:
     token_ids = [*answer.prompt_token_ids, *answer.token_ids]
     num_prompt, num_tokens = len(answer.prompt_token_ids), len(token_ids)
     target.reset(batch_size=1, num_slots=num_tokens)
@@ -163,7 +166,7 @@ def _pack(answer: ServedAnswer, target: ReferenceTarget) -> Pack:
         token_ids_T=torch.tensor(token_ids),
         supervised_T=torch.arange(num_tokens) >= num_prompt,
         positions_T=torch.arange(num_tokens),
-        states_TLH=states_1TLH[0].cpu().to(torch.bfloat16),
+        states_TLH=states_1TLH[0][:, columns].cpu().to(torch.bfloat16),
         bounds=((0, num_tokens),),
         indices=(0,),
         sample_ids=(answer.prompt_id,),

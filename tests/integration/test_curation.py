@@ -170,7 +170,7 @@ def test_a_kill_costs_no_answer_and_none_is_generated_twice(engine_url: str, tar
 def test_the_target_writes_prompts_and_a_rerun_adds_what_is_missing(
     engine_url: str, target: TargetRef, tmp_path: Path
 ) -> None:
-    """A random target ends a turn about once in 512 tokens, so most of its prompts never end."""
+    """A random target ends a turn about once in 512 tokens: of 69 prompts of at most 96 tokens about a dozen end."""
 
     def write(num_conversations: int) -> CurationSettings:
         settings = recipe(tmp_path, num=num_conversations, max_prompt_tokens=200)
@@ -183,21 +183,21 @@ def test_the_target_writes_prompts_and_a_rerun_adds_what_is_missing(
         )  # fmt: skip
 
     before = generated_tokens(engine_url)
-    settings = write(12)
+    settings = write(80)
     path = Path(str(settings.sources[1].path))
     first = path.read_text().splitlines()
-    assert len(first) == int(SURPLUS * 12 / 2) + 1
+    assert len(first) == int(SURPLUS * 80 / 2) + 1
     assert generated_tokens(engine_url) > before
     prompts = [row["messages"][0]["content"] for row in map(json.loads, first) if row is not None]
     assert prompts and all(prompt == prompt.strip() and "<|im_" not in prompt for prompt in prompts)
 
     path.write_text(path.read_text() + '{"messages": [{"ro')  # torn by a kill
-    write(16)
+    write(90)
     second = path.read_text().splitlines()
-    assert second[: len(first)] == first and len(second) == int(SURPLUS * 16 / 2) + 1
+    assert second[: len(first)] == first and len(second) == int(SURPLUS * 90 / 2) + 1
     assert all(json.loads(line) is None or line for line in second)
     after = generated_tokens(engine_url)
-    write(16)
+    write(90)
     assert generated_tokens(engine_url) == after
 
     rows = [row for _, row in open_rows(settings.sources[1], seed=0)]

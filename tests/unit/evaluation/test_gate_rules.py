@@ -62,6 +62,18 @@ def test_a_position_far_below_the_champions_fails(report: Any, arm: Any, prompts
     assert told.verdict is Verdict.FAIL and "position 2 is over 50% below the champion's" in told.detail
 
 
+def test_a_champion_that_accepts_nothing_at_a_position_says_nothing_about_it(
+    report: Any, arm: Any, prompts: Any
+) -> None:
+    """A minute of training gives such champions: there is no share to be below of."""
+    champion = arm("champion", prompts((60, 20, 4, 2, 0)), num_draft_tokens=4)
+    candidate = arm("candidate", prompts((40, 30, 8, 4, 2)), num_draft_tokens=4)
+    settings = GateSettings(min_acceptance_length=1.0, min_position_acceptance=0.02)
+    assert rule(decide(report(candidate, champion), settings=settings), "position collapse").verdict is Verdict.PASS
+    nothing = arm("candidate", prompts((50, 0, 0, 0, 0)), num_draft_tokens=4)
+    assert decide(report(nothing, champion), settings=settings).verdict is Verdict.FAIL
+
+
 @pytest.mark.parametrize(
     ("histogram", "required", "verdict", "superior"),
     [
