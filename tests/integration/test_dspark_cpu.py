@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 from dspark_drafter import write_dspark
-from dspark_serving import MODEL, Completion, complete, read_trace, serve
+from dspark_serving import Completion, complete, read_trace, serve
 from scipy.stats import chisquare
 
-from components.contracts import ArmEndpoint, CheckpointRef, TargetFingerprint, TargetRef
+from components.contracts import CheckpointRef, ServedAnswer, TargetFingerprint, TargetRef
 from components.drafter.reference import TIE_GAP, ReferenceDecoder, ReferenceOutput
-from components.evaluation.prompts import Prompt
-from components.evaluation.served_answers import collect_answers
-from components.settings import EvaluationSettings
+from components.evaluation.engine_client import Speculation
 from components.training.gap_job import GapJob
 from components.training.train_served import measure_gap
 
@@ -27,6 +25,7 @@ pytestmark = pytest.mark.integration
 NUM_PROMPTS = 24
 MAX_TOKENS = 40
 NUM_DRAFTS = 4
+END_TOKEN = 2  # <|im_end|> of the tiny tokenizer
 
 
 def make_prompts(num_prompts: int) -> list[list[int]]:
@@ -133,27 +132,27 @@ def test_served_drafts_equal_the_references_step_by_step(greedy: GreedyRun, refe
 
 
 def test_teacher_forced_reference_and_served_acceptance_agree(
-    served: Served, tiny_target: Path, checkpoint: Path, tmp_path: Path
+    greedy: GreedyRun, tiny_target: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     """In float32 the three compute the same steps, but where two tokens tie."""
-    prompts = [
-        Prompt(
-            prompt_id=f"p{index}", slice="a", messages=({"role": "user", "content": f"word {index} and {7 * index}"},)
-        )
-        for index in range(12)
-    ]
-    settings = EvaluationSettings(slices={"a": 12}, max_tokens=MAX_TOKENS)
-    endpoint = ArmEndpoint(
-        arm="candidate", url=served.url, model=MODEL, checkpoint_digest="c" * 64, num_draft_tokens=NUM_DRAFTS
-    )
-    answers = collect_answers(endpoint, prompts, settings=settings)
+    answers = []
+    for index, completion in enumerate(greedy.completions):
+        assert completion.speculation is not None
+        speculation = Speculation(tuple(completion.speculation["acceptance_histogram"]), 0)
+        if END_TOKEN not in completion.token_ids:  # the engine was told to go on, the reference stops there
+            answers.append(
+                ServedAnswer(
+                    prompt_id=f"p{index}", prompt_token_ids=tuple(PROMPTS[index]), token_ids=completion.token_ids,
+                    num_steps=speculation.num_steps, accepted_by_position=speculation.accepted_by_position,
+                )
+            )  # fmt: skip
     fingerprint = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
     job = GapJob(
         target=TargetRef(
             name="tiny", path=str(tiny_target), source="test", fingerprint=fingerprint, quantization="none"
         ),
         checkpoint=CheckpointRef.model_construct(path=str(checkpoint)),
-        answers=answers,
+        answers=tuple(answers),
         max_tokens=MAX_TOKENS,
         dtype="float32",
         output_dir=str(tmp_path),
