@@ -124,7 +124,8 @@ def _same_verdict(target: TargetRef, arms: dict[str, ArmEndpoint], prompts: Sequ
 def _arms(recipe: Recipe, folder: Path) -> Iterator[tuple[TargetRef, dict[str, ArmEndpoint]]]:
     target = resolve_target(recipe.target, cache_dir=folder, engine=recipe.engine)
     checkpoint = _drafter(recipe, target, folder)
-    ports = [free_port(), free_port(free_port() + 1)]
+    first = free_port()
+    ports = (first, free_port(first + 1))
     specs = [
         EngineSpec(
             name=arm,
