@@ -159,10 +159,10 @@ def test_teacher_forced_reference_and_served_acceptance_agree(
     )
     gap = measure_gap(job)
     print(gap)
-    assert gap.num_prompts == len(answers) >= 10 and gap.served > 1.05
-    assert gap.gap < 0.02
+    assert gap.num_prompts == len(answers) >= 10 and gap.served > 1.01
+    assert gap.gap < 0.005  # a walk that accepted nothing would be 0.02 off
     for shares in zip(*gap.acceptance_by_position.values(), strict=True):
-        assert max(shares) - min(shares) < 0.03  # the last step of an answer may accept more than is kept
+        assert max(shares) - min(shares) < 0.005  # the last step of an answer may accept more than is kept
     half = [answer.model_copy(update={"num_steps": 2 * answer.num_steps}) for answer in answers]
     assert measure_gap(job.model_copy(update={"answers": tuple(half)})).gap > 0.5
 
