@@ -123,10 +123,7 @@ def fit_calibration(
     is_measurable = num_used_folds > 1
     scaling, is_fitted = _fit(data, with_bias=with_bias) if is_measurable else (identity, (False,) * identity.size)
     before_NK = identity.survival(data.logits_NK)
-    after_NK = before_NK.copy()
-    for fold in range(num_used_folds if is_measurable else 0):
-        others, _ = _fit(data.where(folds_N != fold), with_bias=with_bias)
-        after_NK[folds_N == fold] = others.survival(data.logits_NK[folds_N == fold])
+    after_NK = _cross_fitted(data, folds_N, with_bias=with_bias) if is_measurable else before_NK
     before, before_by_position = _figures(data, before_NK, num_bins)
     after, after_by_position = _figures(data, after_NK, num_bins)
     return Calibration(
@@ -146,6 +143,15 @@ def fit_calibration(
         ),
         target_weights=target_weights,
     )
+
+
+def _cross_fitted(data: _Blocks, folds_N: NDArray[np.int64], *, with_bias: bool) -> NDArray[np.float64]:
+    """[N, K] survivals, each block's by parameters fitted on the other folds."""
+    survival_NK = np.empty_like(data.logits_NK)
+    for fold in range(int(folds_N.max()) + 1):
+        others, _ = _fit(data.where(folds_N != fold), with_bias=with_bias)
+        survival_NK[folds_N == fold] = others.survival(data.logits_NK[folds_N == fold])
+    return survival_NK
 
 
 @dataclass(frozen=True)
