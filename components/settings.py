@@ -240,7 +240,11 @@ class TrainingSettings(Settings):
     dpace_alpha: float = Field(default=0.5, gt=0, le=1, description="smoothing of D-PACE's likelihoods; 1: none matter")
     confidence_weight: float = Field(default=1.0, ge=0)
     mixed_precision: Literal["no", "bf16"] = "bf16"
-    num_processes: int = Field(default=1, ge=1)
+    num_processes: int = Field(default=1, ge=1, description="one per GPU")
+    parallel: Literal["ddp", "fsdp2"] = Field(
+        default="ddp",
+        description="several processes hold all weights and optimizer states each, or a share of them each",
+    )
     checkpoint_every_steps: int = Field(default=100, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
     validate_every_steps: int = Field(default=100, ge=1)

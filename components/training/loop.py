@@ -1,7 +1,7 @@
 """The training loop: packs in, steps, validation by acceptance, complete states on disk.
 
 Device agnostic through `accelerate`; with several processes each reads its own share of the samples and gradients are
-averaged by DDP. One call of `Loop.run` is one run, from a fresh start or from a state.
+averaged (`parallel.py`). One call of `Loop.run` is one run, from a fresh start or from a state.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from components.drafter.build import load_trainable, num_draft_tokens, trainable_state
+from components.drafter.build import num_draft_tokens, trainable_state
 from components.errors import TrainingError
 from components.settings import TrainingSettings
 from components.training.job import CurvePoint, ValidationPoint
 from components.training.objective import BlockScores
-from components.training.objectives import build_objective
-from components.training.optimizers import Optimizers, build_optimizers
 from components.training.packing import Pack, choose_blocks, has_blocks
+from components.training.parallel import prepare
 from components.training.schedule import Schedule
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
@@ -125,11 +124,8 @@ class Loop:
     ) -> None:
         self._settings = settings
         self._accelerator = accelerator
-        self._drafter = drafter.to(accelerator.device)
-        self._objective, *optimizers = accelerator.prepare(
-            build_objective(drafter, settings), *build_optimizers(drafter, settings)
-        )
-        self._optimizers = Optimizers(optimizers)
+        self._drafter = drafter
+        self._trainee = prepare(drafter, settings, accelerator)
         self._schedule = Schedule(
             learning_rate=settings.learning_rate,
             warmup_share=settings.warmup_share,
@@ -151,21 +147,28 @@ class Loop:
         """Continue from a state of `StateFolder`.
 
         Raises:
-            TrainingError: it was written by another number of processes, or with another optimizer.
+            TrainingError: it was written by another number of processes, or with another optimizer or sharding.
         """
         ranks = state["ranks"]
         if len(ranks) != self._accelerator.num_processes:
             raise TrainingError(
                 "the state is of another number of processes", got=len(ranks), expected=self._accelerator.num_processes
             )
-        if len(state.get("optimizers", ())) != len(self._optimizers):
+        if state.get("parallel", "ddp") != self._settings.parallel:
+            raise TrainingError(
+                "the state is of another way to share the work between processes",
+                got=state.get("parallel", "ddp"),
+                expected=self._settings.parallel,
+                fix="Resume with the training.parallel it was started with, or start anew.",
+            )
+        if len(state.get("optimizers", ())) != len(self._trainee.optimizers):
             raise TrainingError(
                 "the state is of another optimizer",
                 expected=self._settings.optimizer,
                 fix="Resume with the training.optimizer it was started with, or start anew.",
             )
-        load_trainable(self._drafter, state["weights"], source="the training state")
-        self._optimizers.load_state_dict(state["optimizers"])
+        self._trainee.load(state["weights"], source="the training state")
+        self._trainee.load_optimizer_states(state["optimizers"])
         mine = ranks[self._accelerator.process_index]
         self._generator.set_state(mine["generator"])
         self.progress = Progress.load(state["progress"])
@@ -243,13 +246,13 @@ class Loop:
         share = self._schedule.share_done(
             step=progress.step, num_consumed=progress.num_consumed, elapsed_s=progress.elapsed_s
         )
-        self._optimizers.set_learning_rate(self._schedule.rate(share))
+        self._trainee.optimizers.set_learning_rate(self._schedule.rate(share))
         progress.step += 1
         scored = [self._backward(pack, share=1 / len(group), is_last=pack is group[-1]) for pack in group]
-        norm = self._accelerator.clip_grad_norm_(self._objective.parameters(), settings.max_grad_norm)
+        norm = self._trainee.clip(settings.max_grad_norm)
         if not (all(bool(torch.isfinite(scores.loss)) for scores in scored) and torch.isfinite(norm)):
             self._refuse_divergence(group, scored, norm=float(norm))
-        self._optimizers.step()
+        self._trainee.optimizers.step()
         window.add(scored, float(norm))
         self._ticker.update(self._line(window))
 
@@ -266,9 +269,9 @@ class Loop:
         )
         assert blocks is not None  # `_next` passed over such packs
         # Processes average their gradients once a step.
-        with nullcontext() if is_last else self._accelerator.no_sync(self._objective):
+        with nullcontext() if is_last else self._trainee.accumulate():
             with self._accelerator.autocast():
-                scores: BlockScores = self._objective(pack, blocks)
+                scores: BlockScores = self._trainee.objective(pack, blocks)
             self._accelerator.backward(scores.loss * share)
         return replace(scores, loss=scores.loss.detach())
 
@@ -303,15 +306,16 @@ class Loop:
     def _log(self, window: _Window) -> _Window:
         progress = self.progress
         if window.num_steps:
+            loss, accepted, expected = self._mean_over_processes(window.loss, window.accepted, window.expected)
             span_s = max(progress.elapsed_s - window.started_s, 1e-9)
             point = CurvePoint(
                 step=progress.step,
                 elapsed_s=progress.elapsed_s,
                 num_tokens=progress.num_tokens,
-                loss=window.loss / window.num_steps,
-                acceptance_length=window.accepted / window.num_steps,
-                expected_acceptance_length=window.expected / window.num_steps,
-                learning_rate=self._optimizers.learning_rate,
+                loss=loss / window.num_steps,
+                acceptance_length=accepted / window.num_steps,
+                expected_acceptance_length=expected / window.num_steps,
+                learning_rate=self._trainee.optimizers.learning_rate,
                 grad_norm=window.grad_norm / window.num_steps,
                 wait_share=min(1.0, (progress.wait_s - window.waited_s) / span_s),
             )
@@ -320,15 +324,23 @@ class Loop:
             self._metrics.log({f"train/{name}": value for name, value in values.items()}, step=progress.step)
         return _Window(progress.elapsed_s, progress.wait_s)
 
+    def _mean_over_processes(self, *values: float) -> list[float]:
+        if self._accelerator.num_processes == 1:
+            return list(values)
+        mine = torch.tensor(values, dtype=torch.float64, device=self._accelerator.device)
+        means: list[float] = self._accelerator.reduce(mine, reduction="mean").tolist()
+        return means
+
     def _validate(self) -> None:
         """Measure acceptance and keep the weights if they are the best so far."""
         progress = self.progress
         if progress.validation and progress.validation[-1].step == progress.step and progress.step > 0:
             return
+        self._trainee.gather()
         if self._validation is not None:
             with self._accelerator.autocast():
                 point = self._validation.measure(
-                    self._accelerator.unwrap_model(self._objective), step=progress.step, elapsed_s=progress.elapsed_s
+                    self._trainee.validator(), step=progress.step, elapsed_s=progress.elapsed_s
                 )
             progress.validation.append(point)
             values = {
@@ -360,10 +372,13 @@ class Loop:
 
     def _save(self) -> None:
         ranks = gather_object([{"generator": self._generator.get_state(), "num_consumed": self.progress.num_consumed}])
+        self._trainee.gather()
+        optimizers = self._trainee.optimizer_states()
         if self._accelerator.is_main_process:
             state = {
                 "weights": trainable_state(self._drafter),
-                "optimizers": self._optimizers.state_dict(),
+                "optimizers": optimizers,
+                "parallel": self._settings.parallel,
                 "ranks": ranks,
                 "progress": self.progress.dump(),
             }
@@ -375,7 +390,7 @@ class Loop:
         self._save()
         best = self._states.load_best()
         if best is not None:
-            load_trainable(self._drafter, best, source="the best weights")
+            self._trainee.load(best, source="the best weights")
 
     def _everyone_has(self, packs: list[Pack]) -> bool:
         """Processes step together: the first to run out of packs ends the run for all."""

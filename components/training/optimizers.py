@@ -56,36 +56,36 @@ def build_optimizers(drafter: Any, settings: TrainingSettings) -> list[torch.opt
 
 
 class Optimizers:
-    """Several optimizers, already prepared by the accelerator, that step as one."""
+    """Several optimizers that step as one; `each` holds them in a fixed order."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
-        self._optimizers = tuple(optimizers)
+        self.each = tuple(optimizers)
 
     def __len__(self) -> int:
-        return len(self._optimizers)
+        return len(self.each)
 
     @property
     def learning_rate(self) -> float:
         """Of the backbone, as set last."""
-        return float(self._optimizers[0].param_groups[0]["lr"])
+        return float(self.each[0].param_groups[0]["lr"])
 
     def set_learning_rate(self, rate: float) -> None:
         """Set every group's rate to `rate` times its own scale."""
-        for optimizer in self._optimizers:
+        for optimizer in self.each:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["lr_scale"]
 
     def step(self) -> None:
         """Apply the gradients and forget them."""
-        for optimizer in self._optimizers:
+        for optimizer in self.each:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """States in a fixed order."""
-        return [optimizer.state_dict() for optimizer in self._optimizers]
+        return [optimizer.state_dict() for optimizer in self.each]
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         """The reverse of `state_dict`."""
-        for optimizer, state in zip(self._optimizers, states, strict=True):
+        for optimizer, state in zip(self.each, states, strict=True):
             optimizer.load_state_dict(state)

@@ -224,7 +224,8 @@ def test_a_cache_filled_while_training_trains_the_same_drafter_without_an_engine
 def test_two_trainer_processes_share_one_engine_and_each_sample_is_trained_once(
     job: TrainingJob, master: Master
 ) -> None:
-    two = job.model_copy(update={"training": TRAINING.model_copy(update={"num_processes": 2, "num_epochs": 1})})
+    sharded = TRAINING.model_copy(update={"num_processes": 2, "num_epochs": 1, "parallel": "fsdp2"})
+    two = job.model_copy(update={"training": sharded})
     result = run_trainer(two, on_line=print, timeout_s=240)
     assert result.stopped_by == "data" and np.isfinite(result.curve[-1].loss)
     # Each has half of the samples; what the main one streamed besides is for validation.

@@ -43,6 +43,9 @@ def test_command_lines(tmp_path: Path) -> None:
     tail = ["-m", "components.training.main", str(path)]
     assert launch_command(path, TrainingSettings(), "cpu")[1:] == tail
     gpus = launch_command(path, TrainingSettings(num_processes=8), "cuda")
+    # The trainer shards by itself; accelerate's own plug-in must not do it once more.
+    assert launch_command(path, TrainingSettings(num_processes=8, parallel="fsdp2"), "cuda") == gpus
+    assert not any("fsdp" in word for word in gpus)
     assert gpus[1:5] == ["-m", "accelerate.commands.launch", "--num_processes", "8"]
     assert "--multi_gpu" in gpus and gpus[-3:] == ["--module", "components.training.main", str(path)]
     one = launch_command(path, TrainingSettings(), "cuda")
