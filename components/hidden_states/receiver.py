@@ -90,6 +90,13 @@ class Receiver:
         if self._client is not None:
             self._client.unregister(self._buffer.tensor)
 
+    def fits(self, request: SampleRequest) -> bool:
+        """Whether the budget could hold this sample at all; one that it could not is given up when its turn comes."""
+        place = self._buffer.layout(request)
+        return (
+            place.num_bytes <= self.credits.capacity_bytes and self._buffer.num_bytes(place) <= self.ring.capacity_bytes
+        )
+
     def send(self, request: SampleRequest, *, serial: int) -> Arrival | None:
         """Take credits and a slot, start the request; None when the stream ends meanwhile.
 
@@ -108,7 +115,7 @@ class Receiver:
             )
         place = self._buffer.layout(request)
         arrival = Arrival(request=request, serial=serial, place=place, future=None)
-        if place.num_bytes > self.credits.capacity_bytes or self._buffer.num_bytes(place) > self.ring.capacity_bytes:
+        if not self.fits(request):
             return arrival
         arrival.cached = self._cache.find(request.token_ids) if self._cache is not None else None
         if arrival.cached is not None:

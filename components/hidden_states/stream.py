@@ -195,6 +195,27 @@ class HiddenStateStream:
         finally:
             self._statistics.pause()
 
+    def require_cached(self, requests: Iterable[SampleRequest]) -> None:
+        """Where the cache is all there is to read from, check that it holds these samples, before any is used.
+
+        A sample that could not come over the engine either, because it is larger than the budget, is not asked for.
+
+        Raises:
+            StreamError: some are missing.
+        """
+        if self._settings.mode != "offline":
+            return
+        if self._cache is None or self._receiver is None:
+            raise StreamError("the stream is not open", fix="Use it in a `with` statement.")
+        wanted = [request for request in requests if self._receiver.fits(request)]
+        missing = [request.sample_id for request in wanted if self._cache.find(request.token_ids) is None]
+        if missing:
+            raise StreamError(
+                f"{len(missing)} of {len(wanted)} samples are not among the cached states",
+                got=f"first {missing[0]}",
+                fix="Fill the cache over this data set with stream.mode: hybrid, or raise stream.cache_gib.",
+            )
+
     def report(self) -> StreamReport:
         """What the stream has done so far; complete after `close`."""
         return self._statistics.report(keys_left=self._keys_left)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from components.drafter.checkpoint import export_checkpoint, load_checkpoint_ref
 from components.drafter.start import read_lm_head
 from components.drafter.vocabulary import DraftVocabulary, build_draft_vocabulary, from_mappings
 from components.errors import CheckpointError, ConfigError, FingerprintMismatchError, run_main
+from components.hidden_states.sample import SampleRequest
 from components.hidden_states.stream import HiddenStateStream
 from components.settings import DrafterSettings
 from components.training.calibrate import calibrate, calibration_line, calibration_metrics
@@ -118,6 +120,7 @@ class _Run:
         self._ticker.update("waiting for the extraction engine", now=True)
         wait_for_engines(job.engine_urls, timeout_s=job.engine_timeout_s)
         with self._open_stream() as stream, StopOnSignal() as stop:
+            stream.require_cached(self._all_requests(drafter, train_rows, validation_rows))
             loop = Loop(
                 drafter,
                 job.training,
@@ -139,6 +142,13 @@ class _Run:
             return None
         calibration = self._calibrate(drafter, validation_rows, step=loop.progress.step)
         return self._result(drafter, untrained, loop, stream.report(), stopped_by, calibration)
+
+    def _all_requests(self, drafter: Any, train_rows: Rows, validation_rows: Rows) -> Iterator[SampleRequest]:
+        """Every sample the job reads at some time: what is missing is better known before training than after."""
+        num_anchors = max(self._job.training.validation_anchors, self._num_calibration_anchors(drafter))
+        num_rows = _rows_holding(validation_rows, num_anchors)
+        for rows, number in ((train_rows, train_rows.num_rows), (validation_rows, num_rows)):
+            yield from requests(rows, np.arange(rows.num_rows), indices=range(number))
 
     def _build(self, train_rows: Rows, validation_rows: Rows) -> Any:
         job = self._job
@@ -261,10 +271,10 @@ class _Run:
 
         The states come over a stream of their own: training may have left its own in the middle.
         """
-        settings = self._job.training
-        if getattr(drafter, "confidence_head", None) is None or not settings.calibration_anchors:
+        settings, num_anchors = self._job.training, self._num_calibration_anchors(drafter)
+        if not num_anchors:
             return None
-        num_rows = _rows_holding(rows, settings.calibration_anchors)
+        num_rows = _rows_holding(rows, num_anchors)
         self._ticker.update(f"calibrating the confidence head on {num_rows} held-out conversations", now=True)
         with self._open_stream() as stream, StopOnSignal(), self._accelerator.autocast():
             samples = stream.stream(requests(rows, np.arange(rows.num_rows), indices=range(num_rows)))
@@ -279,6 +289,10 @@ class _Run:
             self._metrics.log(calibration_metrics(calibration), step=step)
             self._ticker.update(calibration_line(calibration), now=True)
         return calibration
+
+    def _num_calibration_anchors(self, drafter: Any) -> int:
+        has_head = getattr(drafter, "confidence_head", None) is not None
+        return self._job.training.calibration_anchors if has_head else 0
 
     def _export(
         self,

@@ -72,6 +72,7 @@ def test_the_second_pass_comes_from_the_disk_and_the_third_needs_no_engine(
     assert report.peak_bytes_held <= report.budget_bytes
     engine.close()
     with open_stream(master, (), settings("offline", tmp_path)) as offline:
+        offline.require_cached(requests)
         assert consume(offline, requests) == list(range(NUM))
     assert offline.report().num_cached == NUM and offline.report().bytes_streamed == 0
 
@@ -85,9 +86,12 @@ def test_a_full_cache_leaves_the_rest_to_the_engine(master: Master, engine: Simu
     report = stream.report()
     assert 0 < report.num_cached < NUM and engine.num_calls == 2 * NUM - report.num_cached
     assert report.cache_bytes <= 0.001 * 2**30
-    missing = pytest.raises(StreamError, match=r"not among the cached states.*hybrid")
-    with open_stream(master, (), settings("offline", tmp_path)) as offline, missing:
-        consume(offline, requests)
+    with open_stream(master, (), settings("offline", tmp_path)) as offline:
+        num_missing = NUM - report.num_cached
+        with pytest.raises(StreamError, match=rf"{num_missing} of {NUM} samples are not among the cached.*hybrid"):
+            offline.require_cached(requests)
+        with pytest.raises(StreamError, match=r"not among the cached states.*hybrid"):
+            consume(offline, requests)
 
 
 def test_a_damaged_sample_is_given_up_once_and_streamed_the_next_time(
