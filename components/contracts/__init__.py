@@ -1,0 +1,69 @@
+"""Frozen, metadata-only records passed between stages. No tensors, no clients, no behaviour beyond digests and files.
+
+Every record serialises to JSON; `digest` is the sha256 of its canonical JSON, so a record can be checked later
+wherever it turns up. Records refer to large things (datasets, checkpoints) by path and content digest.
+One module per concept; importers take every name from here.
+"""
+
+from __future__ import annotations
+
+from components.contracts.acceptance import AcceptanceReport, ArmReport, TemperatureReport, TrainServedGap
+from components.contracts.calibration import Calibration, PrefixThreshold, ReliabilityBin, ReliabilityFigures
+from components.contracts.change import ChangeAction, ChangeKind, TargetChange
+from components.contracts.checkpoint import CALIBRATION_FILE, FINGERPRINT_FILE, CheckpointRef, digest_checkpoint
+from components.contracts.dataset import DatasetRef, is_held_out
+from components.contracts.digests import digest_file, digest_json
+from components.contracts.endpoints import ArmEndpoint, StoreEndpoint
+from components.contracts.files import append_line, write_atomic
+from components.contracts.gate import GateDecision, RuleResult, Verdict
+from components.contracts.measurement import PromptMeasurement, ServedAnswer, SpeedPoint
+from components.contracts.progress import Progress, StageTiming, now_utc
+from components.contracts.record import Record, Reference
+from components.contracts.release import Promotion, Release
+from components.contracts.rollout import CanaryReport, CanaryStep
+from components.contracts.stream import StreamReport
+from components.contracts.target import TargetFingerprint, TargetRef
+
+__all__ = [
+    "CALIBRATION_FILE",
+    "FINGERPRINT_FILE",
+    "AcceptanceReport",
+    "ArmEndpoint",
+    "ArmReport",
+    "Calibration",
+    "CanaryReport",
+    "CanaryStep",
+    "ChangeAction",
+    "ChangeKind",
+    "CheckpointRef",
+    "DatasetRef",
+    "GateDecision",
+    "PrefixThreshold",
+    "Progress",
+    "Promotion",
+    "PromptMeasurement",
+    "Record",
+    "Reference",
+    "Release",
+    "ReliabilityBin",
+    "ReliabilityFigures",
+    "RuleResult",
+    "ServedAnswer",
+    "SpeedPoint",
+    "StageTiming",
+    "StoreEndpoint",
+    "StreamReport",
+    "TargetChange",
+    "TargetFingerprint",
+    "TargetRef",
+    "TemperatureReport",
+    "TrainServedGap",
+    "Verdict",
+    "append_line",
+    "digest_checkpoint",
+    "digest_file",
+    "digest_json",
+    "is_held_out",
+    "now_utc",
+    "write_atomic",
+]

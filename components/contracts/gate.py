@@ -1,0 +1,95 @@
+"""The gate's decision: one verdict, and every rule and number it rests on."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field
+
+from components.contracts.digests import digest_json
+from components.contracts.record import Record
+from components.contracts.target import TargetFingerprint
+from components.errors import ConfigError
+
+
+class Verdict(StrEnum):
+    """Outcome of a gate or one of its rules."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+class RuleResult(Record):
+    """One gate rule with the numbers it used."""
+
+    rule: str
+    verdict: Verdict
+    value: float | None
+    threshold: float | None
+    detail: str
+    interval: tuple[float, float] | None = Field(default=None, description="of `value`, that the verdict rests on")
+    confidence: float | None = Field(default=None, description="two-sided level of the intervals, 0.95 for 95 %")
+    bootstrap_interval: tuple[float, float] | None = Field(default=None, description="BCa, as a second opinion")
+    p_values: dict[str, float] = Field(default={}, description="one-sided, by claim; '(Holm)' ones over all slices")
+    binding: bool = Field(default=True, description="counts for the verdict; others are told for information")
+    num_prompts: int | None = None
+    num_further_prompts: int | None = Field(
+        default=None, description="that an inconclusive rule needs to be decided; None: not inconclusive, or unknown"
+    )
+
+
+class GateDecision(Record):
+    """The gate's written decision: every input by digest, every rule, every number, one verdict.
+
+    `signature` is the digest of all the rest, so a decision file that was changed by hand is refused (`read`). It says
+    that a file is whole, not who wrote it.
+    """
+
+    candidate_digest: str
+    champion_digest: str | None
+    target_fingerprint: TargetFingerprint
+    report_digest: str
+    rules: tuple[RuleResult, ...]
+    verdict: Verdict
+    speculative_schedule: tuple[tuple[int, int, int], ...] = Field(
+        default=(), description="[from, to, K] by requests in flight; vLLM's num_speculative_tokens_per_batch_size"
+    )
+    drafter_out_above: int | None = Field(
+        default=None,
+        description="requests in flight above which the drafter should not be loaded at all: with the schedule, plain"
+        " decoding was more than 5 % faster there, or nothing was measured; None: no such load, or no speed measured",
+    )
+    superior: bool = Field(
+        default=False, description="passed, and the paired difference to the champion over all slices lies above 0"
+    )
+    settings: dict[str, Any] = Field(default={}, description="the recipe's gate section it was decided by")
+    created_at: datetime
+    signature: str = Field(default="", description="sha256 (hex) over everything else")
+
+    def signed(self) -> Self:
+        """The same decision with its signature."""
+        return self.model_copy(update={"signature": self._content_digest()})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a decision written by `write`.
+
+        Raises:
+            ConfigError: the file is missing, holds no decision, or was changed after it was signed.
+        """
+        decision = super().read(path)
+        if decision.signature != decision._content_digest():
+            raise ConfigError(
+                f"{path} was changed after it was signed",
+                got=decision.signature or "no signature",
+                expected=decision._content_digest(),
+                fix="Decide again from the report: python -m components.evaluation.gate --report ...",
+            )
+        return decision
+
+    def _content_digest(self) -> str:
+        return digest_json(self.model_dump(mode="json", exclude={"signature"}))

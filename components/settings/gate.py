@@ -1,0 +1,51 @@
+"""The rules of the gate."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from components.settings.base import Settings
+
+
+class GateSettings(Settings):
+    """Rules a candidate must pass. Levels are one-sided; what they bound is in evaluation/statistics.py."""
+
+    min_acceptance_length: float = Field(default=1.2, ge=1)
+    min_sampled_acceptance_length: float | None = Field(
+        default=None, ge=1, description="at each further temperature; None: reported, no rule"
+    )
+    non_inferiority_margin: float = Field(
+        default=0.05, ge=0, lt=1, description="relative, against the champion, per slice"
+    )
+    non_inferiority_alpha: float = Field(
+        default=0.005,
+        gt=0,
+        lt=0.5,
+        description="level of each slice's test: a drafter worse by the margin there passes about as often, up to twice"
+        " as often where prompts are heavy-tailed",
+    )
+    alpha: float = Field(default=0.025, gt=0, lt=0.5, description="level of every other claim, fails included")
+    min_prompts_per_slice: int = Field(default=4, ge=2, description="a slice with fewer is never a pass")
+    require_superiority: bool = Field(default=False, description="over all slices against the champion, to pass")
+    max_further_prompts: int = Field(default=500, ge=0, description="budget for deciding an inconclusive rule")
+    min_position_acceptance: float = Field(
+        default=0.1, ge=0, le=1, description="share accepted at a draft position of those accepted before it"
+    )
+    max_position_loss: float = Field(
+        default=0.5, gt=0, le=1, description="of that share against the champion's, relative, at any position"
+    )
+    min_draft_coverage: float = Field(default=0.9, ge=0, le=1)
+    serving_concurrency: int = Field(default=1, ge=1, description="requests in flight that min_speedup is about")
+    min_speedup: float | None = Field(default=None, gt=0, description="tok/s over no draft at serving_concurrency")
+    max_train_served_gap: float | None = Field(
+        default=None,
+        ge=0,
+        description="relative difference of teacher-forced and reference-decoded acceptance length from the served one;"
+        " None: not measured",
+    )
+    max_memory_growth: float | None = Field(
+        default=None, ge=0, description="peak memory of the candidate's engine over no draft's, less 1; None: no rule"
+    )
+    min_equal_output_share: float = Field(default=0.9, ge=0, le=1, description="greedy outputs equal to no draft's")
+    bootstrap_samples: int = Field(default=2000, ge=100, description="resamples behind each BCa interval")
+    seed: int = Field(default=0, description="of the bootstrap: the same report always gets the same decision")

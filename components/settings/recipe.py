@@ -1,0 +1,49 @@
+"""The recipe of a target: all sections, and what must fit between them."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import model_validator
+
+from components.settings.base import Settings
+from components.settings.canary import CanarySettings
+from components.settings.curation import CurationSettings
+from components.settings.drafter import DrafterSettings
+from components.settings.engine import EngineSettings
+from components.settings.evaluation import EvaluationSettings
+from components.settings.gate import GateSettings
+from components.settings.stream import StreamSettings
+from components.settings.target import TargetSettings
+from components.settings.training import TrainingSettings
+from components.settings.watch import WatchSettings
+
+
+class Recipe(Settings):
+    """Everything the loop needs to know about one target."""
+
+    name: str
+    target: TargetSettings
+    engine: EngineSettings = EngineSettings()
+    curation: CurationSettings
+    stream: StreamSettings
+    drafter: DrafterSettings = DrafterSettings()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationSettings
+    gate: GateSettings = GateSettings()
+    canary: CanarySettings = CanarySettings()
+    watch: WatchSettings = WatchSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        needed = self.curation.max_prompt_tokens + self.curation.max_answer_tokens
+        if needed > self.engine.max_model_len:
+            raise ValueError(
+                f"curation.max_prompt_tokens + max_answer_tokens = {needed} exceeds engine.max_model_len"
+                f" = {self.engine.max_model_len}"
+            )
+        if self.gate.min_speedup is not None and self.gate.serving_concurrency not in self.evaluation.speed_concurrency:
+            raise ValueError("gate.min_speedup needs gate.serving_concurrency among evaluation.speed_concurrency")
+        if self.drafter.start == "target_layers" and len(self.drafter.start_layers) != self.drafter.num_layers:
+            raise ValueError("drafter.start_layers must name one target layer per draft layer (num_layers)")
+        return self
