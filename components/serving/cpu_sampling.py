@@ -88,10 +88,11 @@ def short_when_greedy(forward: Callable[..., Any]) -> Callable[..., Any]:
     def rejection_sampler_forward(
         self: Any, metadata: Any, draft_probs: torch.Tensor | None, logits: torch.Tensor, sampling_metadata: Any
     ) -> Any:
-        is_even = metadata.num_draft_tokens.count(metadata.max_spec_len) == len(metadata.num_draft_tokens)
+        num_reqs, num_drafts = len(metadata.num_draft_tokens), metadata.max_spec_len
+        is_even = metadata.num_draft_tokens.count(num_drafts) == num_reqs
         if not is_even or self.synthetic_mode or not _only_argmax_counts(sampling_metadata):
             return forward(self, metadata, draft_probs, logits, sampling_metadata)
-        drafts_BK = metadata.draft_token_ids.clamp(min=0).view(-1, metadata.max_spec_len)
+        drafts_BK = metadata.draft_token_ids.clamp(min=0).view(num_reqs, num_drafts)
         argmax_T = torch.ops._C.greedy_argmax(logits.float())
         target_BK = argmax_T[metadata.target_logits_indices].view_as(drafts_BK)
         return SamplerOutput(

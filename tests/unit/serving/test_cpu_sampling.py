@@ -64,7 +64,7 @@ def test_acceptance_is_the_overlap_of_the_distributions() -> None:
     assert share == pytest.approx(float(torch.minimum(TARGET_W, DRAFT_W).sum()), abs=0.015)
 
 
-@pytest.mark.parametrize("counts", [[3], [3, 3, 3, 3], [3, 1, 3], [1]])
+@pytest.mark.parametrize("counts", [[3], [3, 3, 3, 3], [3, 1, 3], [1], [0, 0]])
 def test_a_greedy_batch_gets_vllms_own_tokens_either_way(counts: list[int]) -> None:
     torch.manual_seed(len(counts))
     for _ in range(40):
