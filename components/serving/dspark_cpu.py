@@ -8,7 +8,7 @@ backbone DSpark shares, but would leave the Markov head out without a word. The 
 2. `DFlashProposer` becomes `DSparkProposer` (`dspark_proposer.py`), which samples left to right with the Markov head;
 3. a DSpark drafter that reaches DFlash's own sampling after all raises instead of drafting without its Markov head;
 4. two faults in vLLM's rejection sampling on CPU are repaired (`cpu_sampling.py`): with them, no speculative method
-   keeps the target's distribution at a temperature above 0. Greedy batches go a shorter way to the same tokens.
+   keeps the target's distribution at a temperature above 0.
 
 Serve with `{"method": "dflash", "model": DIR, "num_speculative_tokens": K}` where K = block_size - 1. With
 `"draft_sample_method": "probabilistic"` the drafts are samples and their probabilities reach the rejection sampler.
@@ -36,7 +36,7 @@ ARCHITECTURE = "Qwen3DSparkModel"
 """vLLM's name for a Qwen3-shaped DSpark drafter, the shape that speculators writes."""
 
 _RUNNER_MODULE = "vllm.v1.worker.gpu_model_runner"
-_MODEL_METHODS = ("compute_draft_logits", "markov_embed", "map_draft_to_target")
+_MODEL_METHODS = ("compute_draft_logits", "markov_embed", "markov_bias", "map_draft_to_target")
 _MARK = "__dspark_cpu__"
 
 ConfigReader = Callable[..., None]
@@ -90,7 +90,6 @@ def _find_drift(native: ConfigReader | None) -> str | None:
         (DFlashProposer, "take_last_draft_probs", ("self",)),
         (rejection_sampler, "expand_batch_to_tokens", cpu_sampling.EXPAND_PARAMETERS),
         (rejection_sampler, "rejection_sample", cpu_sampling.REJECTION_PARAMETERS),
-        (rejection_sampler.RejectionSampler, "forward", cpu_sampling.FORWARD_PARAMETERS),
     ):
         function = getattr(owner, name, None)
         found = tuple(inspect.signature(function).parameters) if function else ()
@@ -124,7 +123,6 @@ def _repair_sampling() -> None:
     sampler: Any = importlib.import_module("vllm.v1.sample.rejection_sampler")
     sampler.expand_batch_to_tokens = cpu_sampling.expand_batch_to_tokens
     sampler.rejection_sample = cpu_sampling.without_padding(sampler.rejection_sample)
-    sampler.RejectionSampler.forward = cpu_sampling.short_when_greedy(sampler.RejectionSampler.forward)
 
 
 def _refuse_plain_sampling(_model: object, _hidden_states: object) -> None:

@@ -42,7 +42,6 @@ class DSparkProposer(DFlashProposer):
         self._runner = runner
         self._trace_path: Path | None = None
         self._target_ids_V: torch.Tensor | None = None
-        self._markov_RV: torch.Tensor | None = None
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Load the drafter as vLLM does, then prepare sampling if it is a DSpark one."""
@@ -52,29 +51,8 @@ class DSparkProposer(DFlashProposer):
         self._check_sizes()
         draft_ids_V = torch.arange(self.model.config.draft_vocab_size, device=self.device)
         self._target_ids_V = self.model.map_draft_to_target(draft_ids_V)
-        if self.model.config.markov_rank:
-            self._markov_RV = self._read_markov_head()
         path = os.environ.get(TRACE_VARIABLE)
         self._trace_path = Path(path) if path else None
-
-    def _read_markov_head(self) -> torch.Tensor:
-        """[R, V] float32: the head's second matrix, scaled as logits are.
-
-        A few rows at a time go through it, K times a step, one after the other. In bf16 a CPU takes three times as long
-        over that as in float32, whose matrix still fits its caches.
-
-        Raises:
-            EngineError: this vLLM keeps the matrix elsewhere.
-        """
-        size = (self.model.config.draft_vocab_size, self.model.config.markov_rank)
-        try:
-            weight_VR = self.model.model.markov_head.markov_w2.weight[: size[0]].detach()
-            scale = float(self.model.logits_processor.scale)
-        except AttributeError as error:
-            raise EngineError("the Markov head is not where the CPU plug-in looks for it", got=error) from None
-        if weight_VR.shape != size:
-            raise EngineError("the Markov head has another shape", got=tuple(weight_VR.shape), expected=size)
-        return (weight_VR.float() * scale).T
 
     def _check_sizes(self) -> None:
         config, num_drafts = self.model.config, self.speculative_config.num_speculative_tokens
@@ -129,9 +107,9 @@ class DSparkProposer(DFlashProposer):
 
     def _biased(self, logits_BV: torch.Tensor, previous_B: torch.Tensor) -> torch.Tensor:
         """Backbone logits plus the Markov bias of the previous token, in float32: a bf16 sum makes ties."""
-        if self._markov_RV is None:
+        if self.model.config.markov_rank == 0:
             return logits_BV.float()
-        return torch.addmm(logits_BV.float(), self.model.markov_embed(previous_B).float(), self._markov_RV)
+        return logits_BV.float() + self.model.markov_bias(self.model.markov_embed(previous_B)).float()
 
     def _in_target_vocabulary(self, probs_BV: torch.Tensor) -> torch.Tensor:
         """[B, V] over draft ids -> [B, W] over target ids; zero where the drafter has no token."""
