@@ -12,6 +12,7 @@ from tasks.evaluation import (
     measure_and_report,
     measure_arm,
     measure_further,
+    measure_lengths,
     measure_train_served,
     measure_untrained,
     serve_arms,
@@ -49,8 +50,9 @@ def gate_drafter(
         if untrained is not None and loop.recipe.evaluation.num_untrained_prompts > 0:
             measured["untrained"] = measure_untrained(loop, found, untrained)
         further = measure_further(loop, arms) if len(loop.recipe.evaluation.temperatures) > 1 else {}
+        lengths = measure_lengths(loop, found, checkpoint, arms) if loop.recipe.evaluation.draft_lengths else []
         gap = measure_train_served(loop, found, checkpoint, arms)
-        report = measure_and_report(loop, found, arms, measured, further, checkpoint, gap)
+        report = measure_and_report(loop, found, arms, measured, further, lengths, checkpoint, gap)
         decision = decide_gate(loop, report)
         run_id = mlflow_run_of(loop, found)
         release = register_if_passed(loop, found, checkpoint, report=report, decision=decision, mlflow_run_id=run_id)

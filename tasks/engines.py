@@ -124,7 +124,7 @@ def _scheduled_key(target: TargetRef, checkpoint: CheckpointRef, schedule: tuple
 
 
 def _drafting_key(target: TargetRef, checkpoint: CheckpointRef) -> str:
-    return f"draft/{target.fingerprint.digest}/{checkpoint.digest}"
+    return f"draft/{target.fingerprint.digest}/{checkpoint.digest}/{checkpoint.num_draft_tokens}"
 
 
 def _spec(

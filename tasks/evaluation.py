@@ -21,9 +21,10 @@ from components.contracts import (
 )
 from components.evaluation.acceptance import Measured
 from components.evaluation.decide import decide
-from components.evaluation.measure import build_report
+from components.evaluation.measure import MeasuredLength, build_report
 from components.evaluation.prompts import Prompt, load_prompts
-from components.evaluation.speed import choose_schedule, measure_speed
+from components.evaluation.schedule import Schedule, choose_schedule
+from components.evaluation.speed import measure_speed
 from components.reporting.acceptance_plots import plot_acceptance
 from components.reporting.gate_page import write_gate_page
 from components.settings import EvaluationSettings
@@ -39,10 +40,13 @@ from tasks.loop import Loop
 from tasks.measuring import (
     at_temperature,
     measure_gap,
+    measure_length,
     measure_scheduled,
     measure_surviving,
+    measured_ratios,
     peak_memory,
     sampled_prompts,
+    shorter_drafts,
 )
 from tasks.retry import is_transient
 
@@ -139,6 +143,35 @@ def _measure(
     return measured
 
 
+@task(name="measure shorter drafts", cache_policy=NO_CACHE)
+def measure_lengths(
+    loop: Loop, target: TargetRef, candidate: CheckpointRef, endpoints: Sequence[ArmEndpoint]
+) -> list[MeasuredLength]:
+    """The candidate with each of the recipe's fewer draft tokens, one more engine at a time."""
+    plain = next(endpoint for endpoint in endpoints if endpoint.arm == NO_DRAFT)
+    prompts, lengths = load_prompts(loop.recipe.evaluation), []
+    for shorter in shorter_drafts(candidate, loop.recipe.evaluation):
+        with loop.stage("engine start"):
+            engine = drafting_engine(loop, target, shorter, name=f"draft-{shorter.num_draft_tokens}")
+            engine.wait_ready()
+        try:
+            with loop.stage("measure shorter drafts"):
+                one = measure_length(
+                    engine.endpoint(CANDIDATE),
+                    plain,
+                    prompts,
+                    settings=loop.recipe.evaluation,
+                    engines=loop.engines,
+                    journals=loop.run_dir / "measurements",
+                    request_timeout_s=loop.recipe.engine.request_timeout_s,
+                    progress=progress_reporter(f"{shorter.num_draft_tokens} draft tokens"),
+                )
+        finally:
+            stop_drafting_engine(loop, target, shorter)
+        lengths.append(one)
+    return lengths
+
+
 @task(name="train-served gap", cache_policy=NO_CACHE)
 def measure_train_served(
     loop: Loop, target: TargetRef, candidate: CheckpointRef, endpoints: Sequence[ArmEndpoint]
@@ -166,6 +199,7 @@ def measure_and_report(
     endpoints: Sequence[ArmEndpoint],
     measured: dict[str, Measured],
     further: dict[float, dict[str, Measured]],
+    lengths: Sequence[MeasuredLength],
     candidate: CheckpointRef,
     gap: TrainServedGap | None,
 ) -> AcceptanceReport:
@@ -175,7 +209,8 @@ def measure_and_report(
     with loop.stage("measure speed"):
         speed = measure_speed(endpoints, prompts, settings=settings, progress=progress_reporter("speed"))
     if settings.measure_schedule:
-        speed |= _speed_of_schedule(loop, target, endpoints, candidate, speed)
+        schedule = choose_schedule(measured_ratios(speed, candidate, lengths))
+        speed |= _speed_of_schedule(loop, target, endpoints, candidate, schedule)
     report = build_report(
         target=target,
         measured=measured,
@@ -183,6 +218,7 @@ def measure_and_report(
         settings=settings,
         prompts=prompts,
         further=further,
+        draft_lengths=lengths,
         train_served_gap=gap,
         peak_memory_bytes=peak_memory(endpoints, loop.engines),
     )
@@ -195,10 +231,9 @@ def _speed_of_schedule(
     target: TargetRef,
     endpoints: Sequence[ArmEndpoint],
     candidate: CheckpointRef,
-    speed: Mapping[str, tuple[SpeedPoint, ...]],
+    schedule: Schedule,
 ) -> Mapping[str, tuple[SpeedPoint, ...]]:
     """The schedule that would be shipped, as it would be served: one more engine, for as long as this takes."""
-    schedule = choose_schedule(speed, candidate.num_draft_tokens)
     plain = next((endpoint for endpoint in endpoints if endpoint.arm == NO_DRAFT), None)
     if len({row[2] for row in schedule}) < 2 or plain is None:
         return {}  # one K at every load: the candidate's own speed is the schedule's

@@ -20,9 +20,10 @@ from components.drafter.checkpoint import load_checkpoint_ref
 from components.errors import run_main
 from components.evaluation.acceptance import Measured
 from components.evaluation.decide import decide
-from components.evaluation.measure import build_report
+from components.evaluation.measure import MeasuredLength, build_report
 from components.evaluation.prompts import Prompt, load_prompts
-from components.evaluation.speed import SCHEDULED, choose_schedule, measure_speed
+from components.evaluation.schedule import Schedule, choose_schedule
+from components.evaluation.speed import SCHEDULED, measure_speed
 from components.reporting.acceptance_plots import plot_acceptance
 from components.reporting.gate_page import write_gate_page
 from components.services.endpoints import resolve_state_dir
@@ -35,10 +36,13 @@ from components.targets.resolve import resolve_target
 from tasks.measuring import (
     at_temperature,
     measure_gap,
+    measure_length,
     measure_scheduled,
     measure_surviving,
+    measured_ratios,
     peak_memory,
     sampled_prompts,
+    shorter_drafts,
 )
 
 NO_DRAFT, CANDIDATE, CHAMPION = "no_draft", "candidate", "champion"
@@ -57,9 +61,7 @@ class Gate:
     engines: EnginePool
     out_dir: Path
 
-    def start(
-        self, arm: str, checkpoint: CheckpointRef | None, schedule: tuple[tuple[int, int, int], ...] = ()
-    ) -> Engine:
+    def start(self, arm: str, checkpoint: CheckpointRef | None, schedule: Schedule = ()) -> Engine:
         """Start an arm's engine without waiting for it. A champion may be bound to the target's last version."""
         is_sampled = bool(schedule) or max(self.recipe.evaluation.temperatures) > 0
         method: DraftSampleMethod = "probabilistic" if is_sampled else "greedy"
@@ -93,11 +95,30 @@ class Gate:
             progress=progress_lines(),
         )
 
-    def schedule_speed(
-        self, speed: dict[str, tuple[SpeedPoint, ...]], plain: ArmEndpoint
-    ) -> dict[str, tuple[SpeedPoint, ...]]:
+    def lengths(self, plain: ArmEndpoint) -> list[MeasuredLength]:
+        """The candidate with each of the recipe's fewer draft tokens, one more engine at a time."""
+        measured = []
+        for shorter in shorter_drafts(self.candidate, self.recipe.evaluation):
+            arm = f"draft_{shorter.num_draft_tokens}"
+            engine = self.start(arm, shorter).wait_ready(progress=progress_lines())
+            try:
+                one = measure_length(
+                    engine.endpoint(arm),
+                    plain,
+                    self.prompts,
+                    settings=self.recipe.evaluation,
+                    engines=self.engines,
+                    journals=self.out_dir / "measurements",
+                    request_timeout_s=self.recipe.engine.request_timeout_s,
+                    progress=progress_lines(),
+                )
+            finally:
+                self.engines.stop(arm)
+            measured.append(one)
+        return measured
+
+    def schedule_speed(self, schedule: Schedule, plain: ArmEndpoint) -> dict[str, tuple[SpeedPoint, ...]]:
         """Speed of the schedule that would be shipped; nothing where it drafts alike at every load."""
-        schedule = choose_schedule(speed, self.candidate.num_draft_tokens)
         if len({row[2] for row in schedule}) < 2:
             return {}
         engine = self.start(SCHEDULED, self.candidate, schedule).wait_ready(progress=progress_lines())
@@ -130,9 +151,11 @@ def measure(gate: Gate) -> AcceptanceReport:
             progress=progress_lines(),
             on_line=lambda line: print(line, file=sys.stderr, flush=True),
         )
+    lengths = gate.lengths(endpoints[0])
     speed = measure_speed(endpoints, gate.prompts, settings=settings, progress=progress_lines())
     if settings.measure_schedule:
-        speed |= gate.schedule_speed(speed, endpoints[0])
+        schedule = choose_schedule(measured_ratios(speed, gate.candidate, lengths))
+        speed |= gate.schedule_speed(schedule, endpoints[0])
     return build_report(
         gate.target,
         measured=measured,
@@ -140,6 +163,7 @@ def measure(gate: Gate) -> AcceptanceReport:
         prompts=gate.prompts,
         settings=settings,
         further=further,
+        draft_lengths=lengths,
         train_served_gap=gap,
         peak_memory_bytes=peak_memory(endpoints, gate.engines),
     )

@@ -1,4 +1,5 @@
-"""What the gate's flow and its command line share: measurements that outlive an engine, and the shipped schedule."""
+"""What the gate's flow and its command line share: measurements that outlive an engine, shorter drafts, the shipped
+schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from pathlib import Path
 from components.contracts import ArmEndpoint, CheckpointRef, Progress, SpeedPoint, TargetRef, TrainServedGap
 from components.errors import EvaluationError
 from components.evaluation.acceptance import Measured, measure_acceptance
+from components.evaluation.measure import MeasuredLength
 from components.evaluation.prompts import Prompt
+from components.evaluation.schedule import ratios_by_length
 from components.evaluation.served_answers import collect_answers
 from components.evaluation.speed import BESIDE_SCHEDULED, SCHEDULED, measure_speed
 from components.serving.command import resolve_device
@@ -72,9 +75,60 @@ def at_temperature(settings: EvaluationSettings, temperature: float) -> Evaluati
 
 
 def sampled_prompts(prompts: Sequence[Prompt], settings: EvaluationSettings) -> Sequence[Prompt]:
-    """The prompts of further temperatures: evenly over all, so some of every slice."""
+    """The prompts of further temperatures and lengths: evenly over all, so some of every slice."""
     stride = max(1, len(prompts) // settings.num_sampled_prompts)
     return prompts[::stride][: settings.num_sampled_prompts]
+
+
+def shorter_drafts(checkpoint: CheckpointRef, settings: EvaluationSettings) -> list[CheckpointRef]:
+    """The checkpoint as it is served with each of the recipe's numbers of draft tokens below its own, longest first."""
+    lengths = sorted(settings.draft_lengths, reverse=True)
+    return [
+        checkpoint.model_copy(update={"num_draft_tokens": length})
+        for length in lengths
+        if length < checkpoint.num_draft_tokens
+    ]
+
+
+def measure_length(
+    shorter: ArmEndpoint,
+    plain: ArmEndpoint,
+    prompts: Sequence[Prompt],
+    *,
+    settings: EvaluationSettings,
+    engines: EnginePool,
+    journals: Path,
+    request_timeout_s: float,
+    progress: Progress | None = None,
+) -> MeasuredLength:
+    """Acceptance of a shorter draft over a few prompts, and its speed in turns with no draft.
+
+    Raises:
+        EvaluationError: as `measure_acceptance` and `measure_speed`.
+    """
+    arm = shorter.model_copy(update={"arm": f"draft_{shorter.num_draft_tokens}"})
+    measured = measure_surviving(
+        arm,
+        sampled_prompts(prompts, settings),
+        settings=settings,
+        engines=engines,
+        journals=journals,
+        request_timeout_s=request_timeout_s,
+        progress=progress,
+    )
+    speed = measure_speed([arm, plain], prompts, settings=settings, progress=progress)
+    return MeasuredLength(measured, speed[arm.arm], speed[plain.arm])
+
+
+def measured_ratios(
+    speed: Mapping[str, Sequence[SpeedPoint]], candidate: CheckpointRef, lengths: Sequence[MeasuredLength]
+) -> dict[int, dict[int, float]]:
+    """Throughput over no draft by number of draft tokens and load, as `schedule.ratios_by_length`."""
+    shorter = {
+        one.measured.endpoint.num_draft_tokens: {"candidate": one.speed, "no_draft": one.no_draft_speed}
+        for one in lengths
+    }
+    return ratios_by_length(speed, candidate.num_draft_tokens, shorter)
 
 
 def measure_scheduled(

@@ -7,7 +7,13 @@ One module per concept; importers take every name from here.
 
 from __future__ import annotations
 
-from components.contracts.acceptance import AcceptanceReport, ArmReport, TemperatureReport, TrainServedGap
+from components.contracts.acceptance import (
+    AcceptanceReport,
+    ArmReport,
+    DraftLengthReport,
+    TemperatureReport,
+    TrainServedGap,
+)
 from components.contracts.calibration import Calibration, PrefixThreshold, ReliabilityBin, ReliabilityFigures
 from components.contracts.change import ChangeAction, ChangeKind, TargetChange
 from components.contracts.checkpoint import CALIBRATION_FILE, FINGERPRINT_FILE, CheckpointRef, digest_checkpoint
@@ -37,6 +43,7 @@ __all__ = [
     "ChangeKind",
     "CheckpointRef",
     "DatasetRef",
+    "DraftLengthReport",
     "GateDecision",
     "PrefixThreshold",
     "Progress",

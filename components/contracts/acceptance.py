@@ -65,6 +65,14 @@ class TemperatureReport(Record):
     arms: dict[str, ArmReport]
 
 
+class DraftLengthReport(Record):
+    """The candidate with fewer draft tokens per step than its block holds, over some prompts of the measurement."""
+
+    num_draft_tokens: int
+    arm: ArmReport
+    no_draft_speed: tuple[SpeedPoint, ...] = Field(description="no draft once more, in turns with it")
+
+
 class AcceptanceReport(Record):
     """Served measurement of all arms on one target, paired over the same prompts."""
 
@@ -77,6 +85,7 @@ class AcceptanceReport(Record):
     num_compared_outputs: int
     excluded: dict[str, str] = Field(default={}, description="prompt id to reason; left out of every arm")
     further_temperatures: tuple[TemperatureReport, ...] = ()
+    draft_lengths: tuple[DraftLengthReport, ...] = ()
     train_served_gap: TrainServedGap | None = None
     engine_version: str
     created_at: datetime

@@ -9,7 +9,7 @@ from components.errors import ConfigError, EvaluationError
 from components.evaluation import rules
 from components.evaluation.comparison import SUPERIOR, non_inferior_when_sampled, non_inferiority, superiority
 from components.evaluation.positions import position_collapse
-from components.evaluation.speed import choose_schedule, load_limit
+from components.evaluation.schedule import choose_schedule, load_limit, reported_ratios
 from components.settings import GateSettings
 
 
@@ -35,7 +35,8 @@ def decide(
     results = _results(report, candidate, champion, settings, expected_fingerprint)
     verdict = overall_verdict(result.verdict for result in results if result.binding)
     speed = {arm: one.speed for arm, one in report.arms.items()}
-    schedule = choose_schedule(speed, len(candidate.acceptance_by_position))
+    ratios = reported_ratios(report)
+    schedule = choose_schedule(ratios)
     is_above = any(result.rule == SUPERIOR and result.verdict is Verdict.PASS for result in results)
     return GateDecision(
         candidate_digest=candidate_digest,
@@ -45,7 +46,7 @@ def decide(
         rules=results,
         verdict=verdict,
         speculative_schedule=schedule,
-        drafter_out_above=load_limit(speed, schedule),
+        drafter_out_above=load_limit(speed, ratios, schedule),
         superior=is_above and verdict is Verdict.PASS,
         settings=settings.model_dump(mode="json"),
         created_at=report.created_at,

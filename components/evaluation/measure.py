@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from components.contracts import (
     AcceptanceReport,
     ArmReport,
+    DraftLengthReport,
     PromptMeasurement,
     SpeedPoint,
     TargetRef,
@@ -23,6 +25,15 @@ from components.evaluation.statistics import Interval, estimate_ratio, ratio_of_
 from components.settings import EvaluationSettings
 
 
+@dataclass(frozen=True)
+class MeasuredLength:
+    """The candidate with fewer draft tokens than its own, and what no draft did in turns with it."""
+
+    measured: Measured
+    speed: tuple[SpeedPoint, ...]
+    no_draft_speed: tuple[SpeedPoint, ...]
+
+
 def build_report(
     target: TargetRef,
     *,
@@ -31,6 +42,7 @@ def build_report(
     prompts: Sequence[Prompt],
     settings: EvaluationSettings,
     further: Mapping[float, Mapping[str, Measured]] | None = None,
+    draft_lengths: Sequence[MeasuredLength] = (),
     train_served_gap: TrainServedGap | None = None,
     peak_memory_bytes: Mapping[str, int] | None = None,
 ) -> AcceptanceReport:
@@ -43,6 +55,7 @@ def build_report(
         prompts: as handed to `measure_acceptance` (the untrained arm may have seen fewer of them).
         settings: as used while measuring.
         further: by temperature and arm, what was measured at further temperatures, on fewer prompts.
+        draft_lengths: the candidate with fewer draft tokens, on fewer prompts.
         train_served_gap: of the candidate, where it was measured.
         peak_memory_bytes: by arm, of the engine's processes while they were measured.
 
@@ -68,6 +81,7 @@ def build_report(
         num_compared_outputs=num_compared,
         excluded=excluded,
         further_temperatures=tuple(_further(temperature, arms) for temperature, arms in (further or {}).items()),
+        draft_lengths=tuple(_shorter(one, excluded) for one in draft_lengths),
         train_served_gap=train_served_gap,
         engine_version=versions.pop(),
         created_at=now_utc(),
@@ -96,6 +110,15 @@ def _further(temperature: float, measured: Mapping[str, Measured]) -> Temperatur
         _check_paired(kept)
     return TemperatureReport(
         temperature=temperature, arms={arm: _arm_report(one, kept[arm]) for arm, one in measured.items()}
+    )
+
+
+def _shorter(one: MeasuredLength, excluded: Mapping[str, str]) -> DraftLengthReport:
+    kept = _without(one.measured, {**excluded, **one.measured.excluded})
+    return DraftLengthReport(
+        num_draft_tokens=one.measured.endpoint.num_draft_tokens,
+        arm=_arm_report(one.measured, kept, speed=one.speed),
+        no_draft_speed=one.no_draft_speed,
     )
 
 

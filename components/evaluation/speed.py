@@ -1,4 +1,4 @@
-"""Throughput and latency of the served arms against requests in flight, and the schedule that follows from them.
+"""Throughput and latency of the served arms against requests in flight.
 
 One arm at a time gets the machine. Within each concurrency the arms alternate round by round, and every second round
 runs them in reverse (A B, B A, A B, ...), so that a machine that slows down or speeds up over the minutes hits all
@@ -22,9 +22,6 @@ from components.errors import EvaluationError
 from components.evaluation.engine_client import Completion, EngineClient, all_or_first_error
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
-
-MIN_SHIPPED_RATIO = 0.95
-"""Of no draft's throughput: what a shipped schedule must keep at every load, or say above which it does not."""
 
 SCHEDULED = "scheduled"
 """Arm name of an engine that serves the candidate with the schedule that would be shipped; only its speed counts."""
@@ -176,69 +173,3 @@ def speedups(
         for point in sorted(speed.get(arm, ()), key=lambda point: point.concurrency)
         if base.get(point.concurrency, 0.0) > 0
     }
-
-
-def choose_schedule(
-    speed: Mapping[str, Sequence[SpeedPoint]],
-    num_draft_tokens: int,
-    *,
-    arm: str = "candidate",
-    max_requests: int = 64,
-) -> tuple[tuple[int, int, int], ...]:
-    """vLLM's `num_speculative_tokens_per_batch_size` from the measured break-even: rows of (from, to, K).
-
-    K draft tokens up to the largest measured concurrency at which (and at all smaller ones) `arm` is at least as fast
-    as no_draft, none above. Between two measured points the smaller one is trusted: K = 0 is only slower, so the
-    schedule errs to the side of plain decoding. Without measured speed-ups the schedule is empty (always K).
-    """
-    ratios = speedups(speed, arm=arm)
-    if not ratios:
-        return ()
-    winning = 0
-    for concurrency, ratio in ratios.items():
-        if ratio < 1.0:
-            break
-        winning = concurrency
-    if winning == 0:
-        return ((1, max_requests, 0),)
-    if winning == max(ratios):
-        return ((1, max(winning, max_requests), num_draft_tokens),)
-    return ((1, winning, num_draft_tokens), (winning + 1, max(winning + 1, max_requests), 0))
-
-
-def load_limit(
-    speed: Mapping[str, Sequence[SpeedPoint]],
-    schedule: tuple[tuple[int, int, int], ...],
-    *,
-    arm: str = "candidate",
-    min_ratio: float = MIN_SHIPPED_RATIO,
-) -> int | None:
-    """Requests in flight above which the drafter should not be loaded at all; None when there is no such load.
-
-    A schedule with K = 0 does not make a drafter free: it still reads every token to keep its own cache. So the
-    shipped schedule is taken at its word where it was measured itself (arm 'scheduled'), else only where it drafts as
-    `arm` did; a load at which it does not draft and was not measured counts as one to take the drafter out at.
-
-    Returns:
-        The largest measured load up to which the schedule is never below `min_ratio` of no draft (0: not even one
-        request), or None when that holds at every measured load, or no speed was measured.
-    """
-    if not schedule:
-        return None
-    shipped = speedups(speed, arm=SCHEDULED, over=BESIDE_SCHEDULED) or {
-        level: ratio for level, ratio in speedups(speed, arm=arm).items() if draft_tokens_at(schedule, level) > 0
-    }
-    limit = 0
-    for level in sorted(speedups(speed, arm=arm)):
-        if shipped.get(level, 0.0) < min_ratio:
-            return limit
-        limit = level
-    return None
-
-
-def draft_tokens_at(schedule: tuple[tuple[int, int, int], ...], num_requests: int) -> int:
-    """K of the row that `num_requests` in one batch falls into; beyond the last row its K holds on."""
-    for low, high, num_tokens in schedule:
-        if low <= num_requests <= high:
-            return num_tokens
-    return schedule[-1][2]

@@ -17,6 +17,7 @@ from components.contracts import (
     write_atomic,
 )
 from components.reporting.acceptance_plots import acceptance_figures, break_even, ordered_arms
+from components.reporting.draft_lengths import LENGTH_NOTE, length_table
 from components.reporting.gate_style import STYLE
 from components.reporting.report import speedup
 from components.reporting.style import label, to_svg
@@ -58,6 +59,7 @@ def gate_page(report: AcceptanceReport, decision: GateDecision, *, prompts: Mapp
         _section("Acceptance length by slice", _lengths(report), figures, "acceptance_by_slice"),
         _section("Candidate against champion", "", figures, "paired_differences"),
         _section("Speed", _speed(report, decision), figures, "speed_by_concurrency"),
+        _section("Fewer draft tokens", _draft_lengths(report), figures),
         _section("Draft positions", "", figures, "acceptance_by_position", "accepted_per_step"),
         _section("Rules", _rules(decision.rules), figures),
         _section("Where the candidate lost most", _lost(report, prompts or {}), figures),
@@ -182,6 +184,13 @@ def _speed(report: AcceptanceReport, decision: GateDecision) -> str:
         words.append(f"Take the drafter out above {decision.drafter_out_above} requests in flight.")
     note = " ".join(word for word in words if word)
     return _table(columns, rows, numbers=range(len(columns))) + f"<p class='note'>{escape(note)}</p>"
+
+
+def _draft_lengths(report: AcceptanceReport) -> str:
+    columns, rows = length_table(report)
+    if not rows:
+        return ""
+    return _table(columns, rows, numbers=range(len(columns))) + f"<p class='note'>{escape(LENGTH_NOTE)}</p>"
 
 
 def _rules(rules: Sequence[RuleResult]) -> str:

@@ -17,6 +17,7 @@ from components.contracts import (
     Verdict,
 )
 from components.reporting.acceptance_plots import ordered_arms
+from components.reporting.draft_lengths import LENGTH_NOTE, length_table
 from components.reporting.report import ArmFigures, LifecycleReport, TargetChangeReport, speedup
 from components.reporting.style import label
 
@@ -42,6 +43,7 @@ def tables(report: LifecycleReport) -> Iterator[Table]:
         yield _by_slice(report.acceptance)
         yield from _by_position(report.acceptance)
         yield from _speed(report.acceptance)
+        yield from _draft_lengths(report.acceptance)
     if report.gate is not None:
         yield _gate(report.gate)
     if report.canary is not None:
@@ -153,6 +155,12 @@ def _speed(report: AcceptanceReport) -> Iterator[Table]:
         tuple(waits),
         note="Time to first token, then time per further token: p50 (p99) in ms.",
     )
+
+
+def _draft_lengths(report: AcceptanceReport) -> Iterator[Table]:
+    columns, rows = length_table(report)
+    if rows:
+        yield Table("Fewer draft tokens", columns, tuple(rows), note=LENGTH_NOTE)
 
 
 def _latency(point: SpeedPoint | None) -> str:

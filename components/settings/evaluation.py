@@ -17,11 +17,18 @@ class EvaluationSettings(Settings):
     temperatures: tuple[float, ...] = Field(
         default=(0.0,), min_length=1, description="the first is measured in full, the others on num_sampled_prompts"
     )
-    num_sampled_prompts: int = Field(default=16, ge=2, description="prompts, of all slices, per further temperature")
+    num_sampled_prompts: int = Field(
+        default=16, ge=2, description="prompts, of all slices, per further temperature or length"
+    )
     acceptance_concurrency: int = Field(default=4, ge=1, description="requests in flight while acceptance is measured")
     speed_concurrency: tuple[int, ...] = (1, 4, 8)
     speed_requests: int = Field(default=8, ge=1, description="requests per arm and concurrency")
     speed_repeats: int = Field(default=3, ge=1, description="interleaved rounds; medians are reported")
+    draft_lengths: tuple[int, ...] = Field(
+        default=(),
+        description="numbers of draft tokens below the drafter's own to measure too, each on one more engine:"
+        " acceptance over num_sampled_prompts, and speed; the shipped schedule takes the fastest at each load",
+    )
     num_untrained_prompts: int = Field(default=8, ge=0, description="prompts the untrained drafter is measured on")
     num_gap_prompts: int = Field(
         default=16, ge=1, description="prompts, of all slices, for gate.max_train_served_gap, where that is set"
@@ -35,9 +42,11 @@ class EvaluationSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _temperatures(self) -> Self:
+    def _distinct(self) -> Self:
         if min(self.temperatures) < 0 or len(set(self.temperatures)) != len(self.temperatures):
             raise ValueError("temperatures must differ and not be negative")
+        if min(self.draft_lengths, default=1) < 1 or len(set(self.draft_lengths)) != len(self.draft_lengths):
+            raise ValueError("draft_lengths must differ and be at least 1")
         return self
 
     @property

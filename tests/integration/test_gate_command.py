@@ -36,7 +36,7 @@ RECIPE = {
     "evaluation": {
         "slices": {"gsm_symbolic": 6, "conversations": 6}, "max_tokens": 24, "temperatures": [0.0, 1.0],
         "num_sampled_prompts": 4, "speed_concurrency": [1], "speed_requests": 2, "speed_repeats": 1,
-        "prompts_per_checkpoint": 4, "max_excluded_share": 0.0,
+        "draft_lengths": [1, 3], "prompts_per_checkpoint": 4, "max_excluded_share": 0.0,
     },
     "gate": {"min_acceptance_length": 1.2, "max_memory_growth": 0.5},
 }  # fmt: skip
@@ -102,6 +102,12 @@ def test_a_candidate_is_measured_and_decided_on_though_its_engine_dies(
     assert (measured.peak_memory_bytes or 0) > 2**28
     sampled = report.further_temperatures[0]
     assert sampled.temperature == 1.0 and len(sampled.arms["candidate"].prompts) == 4
+
+    # A block of four has three draft tokens: three is no shorter draft.
+    (shorter,) = report.draft_lengths
+    assert shorter.num_draft_tokens == 1 and len(shorter.arm.prompts) == 4
+    assert shorter.arm.speed and shorter.no_draft_speed and len(shorter.arm.acceptance_by_position) == 1
+    assert all(prompt.num_draft_tokens == prompt.num_steps for prompt in shorter.arm.prompts)
 
     # The command line decides on what was measured: a random drafter is none.
     decision = out_dir / "decision.json"

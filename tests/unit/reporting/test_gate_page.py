@@ -12,6 +12,7 @@ import pytest
 from components.contracts import (
     AcceptanceReport,
     ArmReport,
+    DraftLengthReport,
     GateDecision,
     PromptMeasurement,
     RuleResult,
@@ -21,6 +22,7 @@ from components.contracts import (
     Verdict,
 )
 from components.reporting.acceptance_plots import plot_acceptance
+from components.reporting.draft_lengths import length_table
 from components.reporting.gate_page import gate_page, lost_prompts, write_gate_page
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -136,6 +138,24 @@ def test_prompts_lost_most_come_first(report: AcceptanceReport) -> None:
     alone = report.model_copy(update={"arms": {"candidate": report.arms["candidate"]}})
     against, lost = lost_prompts(alone)
     assert against == "its slice" and [one.prompt_id for one in lost] == ["code/0", "code/2"]
+
+
+def test_fewer_draft_tokens_stand_beside_all_of_them(report: AcceptanceReport, decision: GateDecision) -> None:
+    assert "Fewer draft tokens" not in gate_page(report, decision)
+    shorter = DraftLengthReport(
+        num_draft_tokens=1, arm=arm("draft_1", (3, 6), rates={1: 53.75, 4: 117}),
+        no_draft_speed=report.arms["no_draft"].speed,
+    )  # fmt: skip
+    both = report.model_copy(update={"draft_lengths": (shorter,)})
+    columns, rows = length_table(both)
+    assert columns[1] == "acceptance length (2 prompts)"  # of three, in every row
+    assert rows[0][0] == str(len(report.arms["candidate"].acceptance_by_position)) and rows[1][0] == "1"
+    assert rows[0][2:4] == ("1.42x", "0.92x") and rows[1][2:] == ("1.25x", "0.90x", "-")
+    prompts = report.arms["candidate"].prompts[:2]
+    steps, accepted = (sum(getattr(p, name) for p in prompts) for name in ("num_steps", "num_accepted_tokens"))
+    assert float(rows[0][1]) == pytest.approx(1 + accepted / steps, abs=5e-4)
+    page = gate_page(both, decision)
+    assert "<h2>Fewer draft tokens</h2>" in page and rows[1][1] in page
 
 
 def test_without_champion_and_speed_the_page_has_no_holes(
