@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from components.contracts import CheckpointRef, Record, ServedAnswer, TargetRef, TrainServedGap
-from components.training.job import PARENT_PID_VARIABLE
-from components.training.process import run_process
+from components.training.process import child_environment, run_process
 
 MODULE = "components.training.train_served"
 RESULT_FILE = "train_served_gap.json"
@@ -42,7 +40,6 @@ def run_gap(job: GapJob, *, on_line: Callable[[str], None], timeout_s: float) ->
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT_FILE).unlink(missing_ok=True)
     path = job.write(folder / "train_served_job.json")
-    environment = os.environ | {PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", MODULE, str(path)]
-    run_process(command, environment, what="the train-served comparison", on_line=on_line, timeout_s=timeout_s)
+    run_process(command, child_environment(), what="the train-served comparison", on_line=on_line, timeout_s=timeout_s)
     return TrainServedGap.read(folder / RESULT_FILE)

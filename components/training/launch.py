@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from components.settings import TrainingSettings
-from components.training.job import PARENT_PID_VARIABLE, RESULT_FILE, TrainingJob, TrainingResult
-from components.training.process import run_process
+from components.training.job import RESULT_FILE, TrainingJob, TrainingResult
+from components.training.process import child_environment, run_process
 
 MODULE = "components.training.main"
 
@@ -57,7 +56,7 @@ def run_trainer(
     """
     job_path = job.write(Path(job.output_dir) / "job.json")
     command = launch_command(job_path, job.training, device)
-    environment = os.environ | {PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"} | (env or {})
+    environment = child_environment(env)
     if device == "cpu":
         environment["ACCELERATE_USE_CPU"] = "true"  # on a machine with GPUs too
     run_process(command, environment, what="the trainer", on_line=on_line, timeout_s=timeout_s, check=check)

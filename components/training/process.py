@@ -9,14 +9,23 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 from components.errors import TrainingError
+from components.training.job import PARENT_PID_VARIABLE
+
+QUIET = {"LOGURU_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""Its lines go to people: not what speculators notes of files it did not need, nor bars of weights read in a second."""
 
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: a step, a state on disk, the stream's keys removed."""
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's variables for a child that ends with it and prints line by line; `extra` on top."""
+    return QUIET | os.environ | {PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"} | dict(extra or {})
 
 
 def run_process(

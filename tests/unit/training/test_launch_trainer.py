@@ -66,6 +66,19 @@ def test_a_failed_trainer_raises_with_its_last_line(tmp_path: Path, monkeypatch:
     assert lines == ["step 1", "error: the store is down"]
 
 
+def test_what_libraries_note_is_kept_from_people_unless_they_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os; print(os.environ['LOGURU_LEVEL'], os.environ['HF_HUB_DISABLE_PROGRESS_BARS']); raise SystemExit(1)"
+    )
+    fake_trainer(monkeypatch, code)
+    monkeypatch.delenv("LOGURU_LEVEL", raising=False)
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "0")
+    with pytest.raises(TrainingError, match="ERROR 0"):
+        run_trainer(job(tmp_path), on_line=print, timeout_s=60)
+
+
 CHILD_AND_GRANDCHILD = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
