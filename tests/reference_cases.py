@@ -21,8 +21,10 @@ from speculators.train.cli import create_transformer_layer_config
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from components.drafter import reference_verify
+from components.drafter.calibration import fit_calibration
 from components.drafter.reference import ReferenceDecoder
 from components.drafter.reference_verify import Verification
+from components.drafter.scheduler import PrefixScheduler
 from components.drafter.vocabulary import from_token_ids
 
 VOCAB_SIZE = 8
@@ -118,16 +120,13 @@ def _draw_weights(model: Any, *, std: float, seed: int) -> None:
             weight.copy_(scale * std * torch.randn(weight.shape, generator=generator))
 
 
-class SurvivalScheduler:
-    """Verifies drafts while the product of the confidences so far stays at or above a threshold: a prefix rule."""
-
-    def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
-
-    def num_scheduled(self, confidence_logits_NK: np.ndarray) -> np.ndarray:
-        """Drafts to verify, [N]."""
-        survival_NK = np.cumprod(1 / (1 + np.exp(-confidence_logits_NK.astype(np.float64))), axis=1)
-        return np.asarray((survival_NK >= self.threshold).sum(axis=1))
+def calibrated_scheduler(threshold: float, *, num_positions: int = BLOCK_SIZE - 1) -> PrefixScheduler:
+    """The scheduler as it is served, with a calibration that moves every score: temperature 2, bias 0.5 and rising."""
+    draws = np.random.default_rng(0)
+    logits_NK = draws.normal(0.0, 2.0, (2000, num_positions))
+    survival_NK = 1 / (1 + np.exp(-(logits_NK / 2 + 0.5 * np.arange(1, num_positions + 1))))
+    accepted_NK = draws.random(logits_NK.shape) < survival_NK
+    return PrefixScheduler(threshold, fit_calibration(logits_NK, accepted_NK, np.arange(2000) // 20))
 
 
 class PeekingScheduler:

@@ -39,7 +39,7 @@ from tests.reference_cases import (
     PROMPTS,
     VOCAB_SIZE,
     PeekingScheduler,
-    SurvivalScheduler,
+    calibrated_scheduler,
     chi_squared_p_value,
     count_draws,
     exact_probabilities,
@@ -50,7 +50,7 @@ from tests.reference_cases import (
 )
 
 NUM_DRAWS, NUM_DRAWS_WRONG, BATCH_SIZE, NUM_TOKENS = 1_000_000, 100_000, 5_000, 4
-SURVIVAL_THRESHOLD = 0.2
+SURVIVAL_THRESHOLD = 0.3
 BLOCK_SIZES = range(4, 17)
 NUM_ROUNDS, NUM_WARM_ROUNDS = 60, 5
 NUM_CONTEXT, NUM_CANDIDATES = 256, 64
@@ -80,7 +80,7 @@ class Case:
         decoder = ReferenceDecoder(folder / "target", folder / self.kind)
         call: dict[str, Any] = {"temperature": self.temperature}
         if self.has_scheduler or self.is_peeking:
-            call["scheduler"] = PeekingScheduler() if self.is_peeking else SurvivalScheduler(SURVIVAL_THRESHOLD)
+            call["scheduler"] = PeekingScheduler() if self.is_peeking else calibrated_scheduler(SURVIVAL_THRESHOLD)
         num_draws = NUM_DRAWS_WRONG if self.verify or self.is_peeking else NUM_DRAWS
         with patch.object(reference_loop, "verify_sampled", self.verify or reference_loop.verify_sampled):
             counts = count_draws(

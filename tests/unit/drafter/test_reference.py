@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from dspark_drafter import write_dspark
-from reference_cases import DRAFTERS, SurvivalScheduler, write_random_drafter
+from reference_cases import DRAFTERS, write_random_drafter
 from transformers import MistralConfig, MistralForCausalLM
 
 from components.drafter.reference import ReferenceDecoder, ReferenceOutput
+from components.drafter.scheduler import PrefixScheduler
 from components.errors import CheckpointError, ConfigError, TargetError
 
 PROMPTS = ([1, 50, 60, 70], [1, 100, 200, 300, 301, 302], [400, 401], [7])
@@ -200,9 +201,7 @@ def test_cuda_decodes_what_the_cpu_decodes(decoders: dict[str, ReferenceDecoder]
 def test_a_scheduler_cuts_drafts_and_changes_no_greedy_token(decoder: ReferenceDecoder) -> None:
     plain = decoder.generate_batch(PROMPTS, max_new_tokens=24, ignore_eos=True)
     for threshold, scheduled in ((0.0, {4}), (0.4, None), (1.1, {0})):
-        cut = decoder.generate_batch(
-            PROMPTS, max_new_tokens=24, ignore_eos=True, scheduler=SurvivalScheduler(threshold)
-        )
+        cut = decoder.generate_batch(PROMPTS, max_new_tokens=24, ignore_eos=True, scheduler=PrefixScheduler(threshold))
         assert [output.token_ids for output in cut] == [output.token_ids for output in plain]
         steps = [step for output in cut for step in output.steps]
         assert all(step.num_accepted <= step.num_scheduled <= 4 == len(step.draft_ids) for step in steps)
@@ -226,7 +225,7 @@ def test_a_scheduler_that_answers_nonsense_is_refused(decoder: ReferenceDecoder,
 @pytest.mark.parametrize("kind", ["dflash", "eagle3"])
 def test_a_scheduler_needs_a_confidence_head(decoders: dict[str, ReferenceDecoder], kind: str) -> None:
     with pytest.raises(ConfigError, match="no confidence head"):
-        decoders[kind].generate([1], max_new_tokens=4, scheduler=SurvivalScheduler(0.5))
+        decoders[kind].generate([1], max_new_tokens=4, scheduler=PrefixScheduler(0.5))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from reference_cases import (
     PROMPTS,
     VOCAB_SIZE,
     PeekingScheduler,
-    SurvivalScheduler,
+    calibrated_scheduler,
     chi_squared_p_value,
     count_draws,
     exact_probabilities,
@@ -28,8 +28,10 @@ from reference_cases import (
 
 from components.drafter import reference_loop
 from components.drafter.reference import ReferenceDecoder
+from components.drafter.scheduler import PrefixScheduler
 
 NUM_TOKENS = 3
+SURVIVAL = 0.3
 MIN_P, MAX_P_WHEN_WRONG = 1e-3, 1e-6
 
 
@@ -65,7 +67,18 @@ def test_sampling_is_lossless(
 def test_a_prefix_scheduler_keeps_sampling_lossless(
     decoders: dict[str, ReferenceDecoder], target: Path, kind: str
 ) -> None:
-    assert p_value(decoders[kind], target, temperature=1.0, scheduler=SurvivalScheduler(0.2)) > MIN_P
+    assert p_value(decoders[kind], target, temperature=1.0, scheduler=calibrated_scheduler(SURVIVAL)) > MIN_P
+
+
+def test_the_scheduler_of_that_test_cuts_some_drafts_and_not_all(decoders: dict[str, ReferenceDecoder]) -> None:
+    """A scheduler that always or never cut would prove nothing; without its calibration it would cut elsewhere."""
+    cuts = []
+    for scheduler in (calibrated_scheduler(SURVIVAL), PrefixScheduler(SURVIVAL)):
+        answers = decoders["dspark-vanilla"].generate_batch(
+            [list(prompt) for prompt in PROMPTS] * 3, max_new_tokens=12, ignore_eos=True, scheduler=scheduler
+        )
+        cuts.append([step.num_scheduled for answer in answers for step in answer.steps])
+    assert len(set(cuts[0])) >= 3 and cuts[0] != cuts[1]
 
 
 @pytest.mark.parametrize("kind", ["dspark-vanilla", "eagle3"])
