@@ -19,10 +19,11 @@ from accelerate.utils import gather_object
 from components.drafter.build import num_draft_tokens, trainable_state
 from components.errors import TrainingError
 from components.settings import TrainingSettings
-from components.training.job import CurvePoint, ValidationPoint
+from components.training.job import CurvePoint
 from components.training.objective import BlockScores
 from components.training.packing import Pack, choose_blocks, has_blocks
 from components.training.parallel import prepare
+from components.training.progress import Progress, Window
 from components.training.schedule import Schedule
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
@@ -31,58 +32,6 @@ from components.training.validate import Validation
 
 class TrainingStoppedError(TrainingError):
     """The run was told to stop; its state is on disk."""
-
-
-@dataclass
-class Progress:
-    """Where a run is. Everything here is part of the state on disk."""
-
-    step: int = 0
-    elapsed_s: float = 0.0
-    wait_s: float = 0.0
-    num_tokens: int = 0
-    num_consumed: int = 0
-    best_acceptance: float = 0.0
-    curve: list[CurvePoint] = field(default_factory=list)
-    validation: list[ValidationPoint] = field(default_factory=list)
-
-    def dump(self) -> dict[str, Any]:
-        """JSON values."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("curve", "validation")}
-        return plain | {
-            "curve": [point.model_dump() for point in self.curve],
-            "validation": [point.model_dump() for point in self.validation],
-        }
-
-    @classmethod
-    def load(cls, dumped: dict[str, Any]) -> Progress:
-        """The reverse of `dump`."""
-        points = {
-            "curve": [CurvePoint.model_validate(point) for point in dumped["curve"]],
-            "validation": [ValidationPoint.model_validate(point) for point in dumped["validation"]],
-        }
-        return cls(**{**dumped, **points})
-
-
-@dataclass
-class _Window:
-    """Sums since the last curve point."""
-
-    started_s: float
-    waited_s: float
-    num_steps: int = 0
-    loss: float = 0.0
-    accepted: float = 0.0
-    expected: float = 0.0
-    grad_norm: float = 0.0
-
-    def add(self, scored: list[BlockScores], grad_norm: float) -> None:
-        self.num_steps += 1
-        for scores in scored:
-            self.loss += float(scores.loss) / len(scored)
-            self.accepted += (float(scores.match_NK.int().cumprod(1).sum(1).float().mean()) + 1) / len(scored)
-            self.expected += (float(scores.overlap_NK.cumprod(1).sum(1).mean()) + 1) / len(scored)
-        self.grad_norm += grad_norm
 
 
 @dataclass
@@ -188,7 +137,7 @@ class Loop:
         started = time.monotonic() - progress.elapsed_s
         if progress.step == 0:
             self._validate()
-        window = _Window(progress.elapsed_s, progress.wait_s)
+        window = Window(progress.elapsed_s, progress.wait_s)
         while True:
             progress.elapsed_s = time.monotonic() - started
             stopped_by = self._schedule.stopped_by(step=progress.step, elapsed_s=progress.elapsed_s)
@@ -241,7 +190,7 @@ class Loop:
         self.progress.wait_s += time.monotonic() - waiting
         return group
 
-    def _step(self, group: list[Pack], window: _Window) -> None:
+    def _step(self, group: list[Pack], window: Window) -> None:
         progress, settings = self.progress, self._settings
         share = self._schedule.share_done(
             step=progress.step, num_consumed=progress.num_consumed, elapsed_s=progress.elapsed_s
@@ -290,7 +239,7 @@ class Loop:
             fix=f"Lower training.learning_rate, or look at these samples: {path}",
         )
 
-    def _line(self, window: _Window) -> str:
+    def _line(self, window: Window) -> str:
         progress = self.progress
         share = self._schedule.share_done(
             step=progress.step, num_consumed=progress.num_consumed, elapsed_s=progress.elapsed_s
@@ -303,7 +252,7 @@ class Loop:
             f" waiting {100 * progress.wait_s / max(progress.elapsed_s, 1e-9):.0f} %"
         )
 
-    def _log(self, window: _Window) -> _Window:
+    def _log(self, window: Window) -> Window:
         progress = self.progress
         if window.num_steps:
             loss, accepted, expected = self._mean_over_processes(window.loss, window.accepted, window.expected)
@@ -322,7 +271,7 @@ class Loop:
             progress.curve.append(point)
             values = point.model_dump(exclude={"step"})
             self._metrics.log({f"train/{name}": value for name, value in values.items()}, step=progress.step)
-        return _Window(progress.elapsed_s, progress.wait_s)
+        return Window(progress.elapsed_s, progress.wait_s)
 
     def _mean_over_processes(self, *values: float) -> list[float]:
         if self._accelerator.num_processes == 1:
