@@ -29,6 +29,7 @@ from components.contracts import (
 from components.drafter.calibration import fit_calibration
 from components.reporting.render import PLOT_CAPTIONS, markdown, render_terminal, write_report
 from components.reporting.report import ArmFigures, CurvePoint, LifecycleReport, TargetChangeReport
+from components.reporting.tables import tables
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 FINGERPRINT = TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s")
@@ -125,6 +126,16 @@ def full(bare: LifecycleReport) -> LifecycleReport:
             ),
         }
     )  # fmt: skip
+
+
+def test_an_arm_of_which_only_speed_was_measured_has_no_acceptance(full: LifecycleReport) -> None:
+    assert full.acceptance is not None
+    scheduled = arm("scheduled", 1.0, num_positions=0, rates={1: 60}).model_copy(update={"acceptance_by_slice": {}})
+    arms = full.acceptance.arms | {"scheduled": scheduled}
+    report = full.model_copy(update={"acceptance": full.acceptance.model_copy(update={"arms": arms})})
+    columns = {table.title: table.columns for table in tables(report)}
+    assert "shipped schedule" not in columns["Served acceptance length"]
+    assert "shipped schedule" in columns["Output tokens per second by requests in flight"]
 
 
 FIGURES = [
