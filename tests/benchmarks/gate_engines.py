@@ -112,7 +112,8 @@ async def _bare_client(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Re
                     "max_tokens": settings.max_tokens,
                     "temperature": settings.temperature,
                 }
-                num_tokens += await (_streamed(client, payload) if streams else _answered(client, payload))
+                answered = await (_streamed(client, payload) if streams else _answered(client, payload))
+                num_tokens += answered  # not in one line: the sum would be read before the wait, and lanes overwrite it
 
         started = time.perf_counter()
         await asyncio.gather(*(lane() for _ in range(CONCURRENCY)))
