@@ -26,7 +26,7 @@ from components.evaluation.engine_client import (
     EngineClient,
     PromptTooLongError,
     Speculation,
-    all_or_first_error,
+    answer_all,
 )
 from components.evaluation.journal import Journal
 from components.evaluation.prompts import Prompt
@@ -116,8 +116,12 @@ async def _measure_groups(
     before = await _settled_counters(client)
     for start in range(0, len(todo), settings.prompts_per_checkpoint):
         group = todo[start : start + settings.prompts_per_checkpoint]
-        answers = await _answer_all(
-            client, group, settings.acceptance_concurrency, _shifted(progress, start=start, total=len(todo))
+        answers = await answer_all(
+            client,
+            group,
+            num_in_flight=settings.acceptance_concurrency,
+            what="acceptance",
+            progress=_shifted(progress, start=start, total=len(todo)),
         )
         measurements, excluded = [], {}
         for prompt, answer in zip(group, answers, strict=True):
@@ -134,28 +138,6 @@ def _shifted(progress: Progress | None, *, start: int, total: int) -> Progress |
     if progress is None:
         return None
     return lambda what, num_done, _: progress(what, start + num_done, total)
-
-
-async def _answer_all(
-    client: EngineClient, prompts: Sequence[Prompt], concurrency: int, progress: Progress | None
-) -> list[Completion | PromptTooLongError]:
-    """Answers in the order of the prompts. The first error other than a long prompt cancels the rest."""
-    slots = asyncio.Semaphore(concurrency)
-    num_done = 0
-
-    async def answer(prompt: Prompt) -> Completion | PromptTooLongError:
-        nonlocal num_done
-        async with slots:
-            try:
-                return await client.complete(prompt.messages)
-            except PromptTooLongError as error:
-                return error
-            finally:
-                num_done += 1
-                if progress is not None:
-                    progress(f"acceptance of {client.endpoint.arm}", num_done, len(prompts))
-
-    return await all_or_first_error(answer(prompt) for prompt in prompts)
 
 
 def _measurement(endpoint: ArmEndpoint, prompt: Prompt, answer: Completion) -> PromptMeasurement:

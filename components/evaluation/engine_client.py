@@ -16,8 +16,9 @@ from typing import Any, Self, TypeVar
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.contracts import ArmEndpoint
+from components.contracts import ArmEndpoint, Progress
 from components.errors import EvaluationError
+from components.evaluation.prompts import Prompt
 
 SPEC_PREFIX = "vllm:spec_decode_num_"
 NUM_DRAFTS = "vllm:spec_decode_num_drafts"
@@ -274,6 +275,37 @@ async def all_or_first_error(coroutines: Iterable[Coroutine[Any, Any, ResultT]])
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def answer_all(
+    client: EngineClient,
+    prompts: Sequence[Prompt],
+    *,
+    num_in_flight: int,
+    what: str,
+    with_token_ids: bool = False,
+    progress: Progress | None = None,
+) -> list[Completion | PromptTooLongError]:
+    """Answers in the order of the prompts, `what` in words for `progress`.
+
+    The first error other than a long prompt cancels the rest and is raised.
+    """
+    slots = asyncio.Semaphore(num_in_flight)
+    num_done = 0
+
+    async def answer(prompt: Prompt) -> Completion | PromptTooLongError:
+        nonlocal num_done
+        async with slots:
+            try:
+                return await client.complete(prompt.messages, with_token_ids=with_token_ids)
+            except PromptTooLongError as error:
+                return error
+            finally:
+                num_done += 1
+                if progress is not None:
+                    progress(f"{what} of {client.endpoint.arm}", num_done, len(prompts))
+
+    return await all_or_first_error(answer(prompt) for prompt in prompts)
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

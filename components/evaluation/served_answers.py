@@ -9,7 +9,7 @@ import httpx
 
 from components.contracts import ArmEndpoint, Progress, ServedAnswer
 from components.errors import EvaluationError
-from components.evaluation.engine_client import EngineClient, PromptTooLongError, all_or_first_error
+from components.evaluation.engine_client import Completion, EngineClient, PromptTooLongError, answer_all
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
@@ -37,42 +37,37 @@ def collect_answers(
         transport=transport,
     )
     answers = asyncio.run(_collect(client, prompts, settings.acceptance_concurrency, progress))
-    kept = tuple(answer for answer in answers if answer is not None and answer.num_steps > 0)
+    kept = tuple(answer for answer in answers if answer.num_steps > 0)
     if not kept:
-        raise EvaluationError(f"arm '{endpoint.arm}' took no step with a draft", got=f"{len(answers)} prompts")
+        raise EvaluationError(f"arm '{endpoint.arm}' took no step with a draft", got=f"{len(prompts)} prompts")
     return kept
 
 
 async def _collect(
-    client: EngineClient, prompts: Sequence[Prompt], concurrency: int, progress: Progress | None
-) -> list[ServedAnswer | None]:
-    slots = asyncio.Semaphore(concurrency)
-    num_done = 0
-
-    async def answer(prompt: Prompt) -> ServedAnswer | None:
-        nonlocal num_done
-        async with slots:
-            try:
-                completion = await client.complete(prompt.messages, with_token_ids=True)
-            except PromptTooLongError:
-                return None
-            finally:
-                num_done += 1
-                if progress is not None:
-                    progress(f"answers of {client.endpoint.arm}", num_done, len(prompts))
-        if completion.speculation is None:
-            raise EvaluationError(
-                f"arm '{client.endpoint.arm}' serves no drafter, or says nothing of it",
-                expected="metrics.speculative_decoding in each response",
-                fix="Start the engine with --per-request-spec-decode-metrics summary and its speculative config.",
-            )
-        return ServedAnswer(
-            prompt_id=prompt.prompt_id,
-            prompt_token_ids=completion.prompt_token_ids,
-            token_ids=completion.token_ids,
-            num_steps=completion.speculation.num_steps,
-            accepted_by_position=completion.speculation.accepted_by_position,
-        )
-
+    client: EngineClient, prompts: Sequence[Prompt], num_in_flight: int, progress: Progress | None
+) -> list[ServedAnswer]:
     async with client:
-        return await all_or_first_error(answer(prompt) for prompt in prompts)
+        answers = await answer_all(
+            client, prompts, num_in_flight=num_in_flight, what="answers", with_token_ids=True, progress=progress
+        )
+    return [
+        _served(client, prompt, answer)
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if not isinstance(answer, PromptTooLongError)
+    ]
+
+
+def _served(client: EngineClient, prompt: Prompt, answer: Completion) -> ServedAnswer:
+    if answer.speculation is None:
+        raise EvaluationError(
+            f"arm '{client.endpoint.arm}' serves no drafter, or says nothing of it",
+            expected="metrics.speculative_decoding in each response",
+            fix="Start the engine with --per-request-spec-decode-metrics summary and its speculative config.",
+        )
+    return ServedAnswer(
+        prompt_id=prompt.prompt_id,
+        prompt_token_ids=answer.prompt_token_ids,
+        token_ids=answer.token_ids,
+        num_steps=answer.speculation.num_steps,
+        accepted_by_position=answer.speculation.accepted_by_position,
+    )

@@ -49,11 +49,11 @@ def block_states(
     rope_T = rope_at(drafter, context_TH, pack.positions_T)
     rope_NB = rope_at(drafter, states_NBH, positions_NB)
     for layer in drafter.layers if reads_all else drafter.layers[:-1]:
-        states_NBH = run(_layer, layer, context_TH, states_NBH, rope_T, rope_NB, blocks)
+        states_NBH = run(_layer, layer, context_TH, states_NBH, rope_T, rope_NB, blocks, None)
     if reads_all:
         hidden_NBH = drafter.norm(states_NBH)
         return hidden_NBH[slots.block_S, slots.offset_S], hidden_NBH
-    states_SH = run(_last_layer, drafter.layers[-1], context_TH, states_NBH, rope_T, rope_NB, blocks, slots)
+    states_SH = run(_layer, drafter.layers[-1], context_TH, states_NBH, rope_T, rope_NB, blocks, slots)
     return drafter.norm(states_SH), None
 
 
@@ -64,22 +64,12 @@ def _layer(
     rope_T: tuple[torch.Tensor, torch.Tensor],
     rope_NB: tuple[torch.Tensor, torch.Tensor],
     blocks: Blocks,
+    slots: Slots | None,
 ) -> torch.Tensor:
-    """A draft layer at every slot."""
-    attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=0)
-    return finish_layer(layer, states_NBH, attended)
-
-
-def _last_layer(
-    layer: Any,
-    context_TH: torch.Tensor,
-    states_NBH: torch.Tensor,
-    rope_T: tuple[torch.Tensor, torch.Tensor],
-    rope_NB: tuple[torch.Tensor, torch.Tensor],
-    blocks: Blocks,
-    slots: Slots,
-) -> torch.Tensor:
-    """A draft layer at the supervised slots only, [S, H]: nothing reads the others."""
+    """A draft layer at every slot, [N, B, H]; with `slots`, at the supervised ones only, [S, H]."""
+    if slots is None:
+        attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=0)
+        return finish_layer(layer, states_NBH, attended)
     attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=1)
     return finish_layer(layer, states_NBH[slots.block_S, slots.offset_S], attended[slots.block_S, slots.offset_S - 1])
 
