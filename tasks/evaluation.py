@@ -38,6 +38,9 @@ from tasks.engines import (
 )
 from tasks.loop import Loop
 from tasks.measuring import (
+    CANDIDATE,
+    CHAMPION,
+    NO_DRAFT,
     at_temperature,
     measure_gap,
     measure_length,
@@ -50,7 +53,7 @@ from tasks.measuring import (
 )
 from tasks.retry import is_transient
 
-NO_DRAFT, CANDIDATE, CHAMPION, UNTRAINED = "no_draft", "candidate", "champion", "untrained"
+UNTRAINED = "untrained"
 
 
 class GateOutcome(Record):

@@ -34,6 +34,9 @@ from components.settings import Recipe, load_recipe
 from components.targets.fingerprint import make_target_ref
 from components.targets.resolve import resolve_target
 from tasks.measuring import (
+    CANDIDATE,
+    CHAMPION,
+    NO_DRAFT,
     at_temperature,
     measure_gap,
     measure_length,
@@ -45,7 +48,6 @@ from tasks.measuring import (
     shorter_drafts,
 )
 
-NO_DRAFT, CANDIDATE, CHAMPION = "no_draft", "candidate", "champion"
 PROGRESS_EVERY_S = 4.0
 
 

@@ -20,6 +20,9 @@ from components.serving.pool import EnginePool
 from components.settings import EvaluationSettings, Recipe
 from components.training.gap_job import GapJob, run_gap
 
+NO_DRAFT, CANDIDATE, CHAMPION = "no_draft", "candidate", "champion"
+"""Arms of a gate; others are named where they are measured."""
+
 MAX_REVIVALS = 2
 """An engine that dies more often while one arm is measured has another problem than bad luck."""
 GAP_TIMEOUT_S = 3600.0
