@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from components.drafter.reference_cache import SlotCache
+from components.drafter.reference_layers import DraftLayers
+
 Choose = Callable[[torch.Tensor], torch.Tensor]
 """Draft ids [...] (int64) for logits [..., V]: the argmax, or a draw."""
 
@@ -74,14 +77,19 @@ class ReferenceDrafter(ABC):
     """Target id of each draft id, int64."""
     has_confidence: bool
 
+    layers: DraftLayers
+    _cache: SlotCache
+    _num_context_B: torch.Tensor
+
     @property
-    @abstractmethod
     def num_context_B(self) -> torch.Tensor:
         """Context tokens of each sequence, which is also the position of its anchor; int64."""
+        return self._num_context_B
 
-    @abstractmethod
     def reset(self, *, batch_size: int, num_slots: int) -> None:
         """Start new sequences with room for `num_slots` tokens each, drafts included."""
+        self._cache = SlotCache(num_slots=num_slots)
+        self._num_context_B = torch.zeros(batch_size, dtype=torch.long, device=self.layers.device)
 
     @abstractmethod
     def extend_context(self, rows: ContextRows) -> None:
@@ -91,6 +99,7 @@ class ReferenceDrafter(ABC):
     def propose(self, choose: Choose, *, num_draft_tokens: int, with_confidence: bool = False) -> Proposal:
         """Draft K = `num_draft_tokens` tokens, at least 1, after each anchor; the context stays as it is."""
 
-    @abstractmethod
     def select(self, rows_N: torch.Tensor) -> None:
         """Keep only the sequences at these batch rows, in this order."""
+        self._cache.select(rows_N)
+        self._num_context_B = self._num_context_B[rows_N]

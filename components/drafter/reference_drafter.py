@@ -18,7 +18,6 @@ from __future__ import annotations
 import torch
 
 from components.drafter.reference_base import Choose, ContextRows, Proposal, ReferenceDrafter
-from components.drafter.reference_cache import SlotCache
 from components.drafter.reference_layers import Checkpoint, DraftLayers, TargetParts
 from components.drafter.reference_markov import ConfidenceHead, MarkovHead
 from components.errors import CheckpointError
@@ -60,21 +59,15 @@ class BlockDrafter(ReferenceDrafter):
         self.has_confidence = self._confidence_head is not None
         self.reset(batch_size=0, num_slots=0)
 
-    @property
-    def num_context_B(self) -> torch.Tensor:
-        """Context tokens of each sequence, which is also the position of its anchor; int64."""
-        return self._num_context_B
-
     def reset(self, *, batch_size: int, num_slots: int) -> None:
         """Start new sequences with room for `num_slots` tokens each, drafts included."""
-        self._cache = SlotCache(num_slots=num_slots)
-        self._num_context_B = torch.zeros(batch_size, dtype=torch.long, device=self.layers.device)
+        super().reset(batch_size=batch_size, num_slots=num_slots)
         self._anchor_ids_B = self._num_context_B
 
     def select(self, rows_N: torch.Tensor) -> None:
         """Keep only the sequences at these batch rows, in this order."""
-        self._cache.select(rows_N)
-        self._num_context_B, self._anchor_ids_B = self._num_context_B[rows_N], self._anchor_ids_B[rows_N]
+        super().select(rows_N)
+        self._anchor_ids_B = self._anchor_ids_B[rows_N]
 
     def extend_context(self, rows: ContextRows) -> None:
         """Append what was committed; drafts proposed before are forgotten."""

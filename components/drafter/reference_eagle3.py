@@ -18,7 +18,6 @@ from __future__ import annotations
 import torch
 
 from components.drafter.reference_base import Choose, ContextRows, Proposal, ReferenceDrafter
-from components.drafter.reference_cache import SlotCache
 from components.drafter.reference_layers import Checkpoint, DraftLayers, TargetParts
 
 
@@ -43,21 +42,15 @@ class Eagle3Drafter(ReferenceDrafter):
         self._norm_output = bool(config.get("norm_output", False))
         self.reset(batch_size=0, num_slots=0)
 
-    @property
-    def num_context_B(self) -> torch.Tensor:
-        """Context tokens of each sequence, which is also the position of its anchor; int64."""
-        return self._num_context_B
-
     def reset(self, *, batch_size: int, num_slots: int) -> None:
         """Start new sequences with room for `num_slots` tokens each, drafts included."""
-        self._cache = SlotCache(num_slots=num_slots)
-        self._num_context_B = torch.zeros(batch_size, dtype=torch.long, device=self.layers.device)
+        super().reset(batch_size=batch_size, num_slots=num_slots)
         self._output_BH = torch.zeros(batch_size, self.layers.config.hidden_size, device=self.layers.device)
 
     def select(self, rows_N: torch.Tensor) -> None:
         """Keep only the sequences at these batch rows, in this order."""
-        self._cache.select(rows_N)
-        self._num_context_B, self._output_BH = self._num_context_B[rows_N], self._output_BH[rows_N]
+        super().select(rows_N)
+        self._output_BH = self._output_BH[rows_N]
 
     def extend_context(self, rows: ContextRows) -> None:
         """Append what was committed; drafts proposed before are forgotten."""
