@@ -19,9 +19,9 @@ def deploy_canary(recipe: str = "demo", budget: str | None = None, version: int 
         version: registered version to roll out; None takes the alias challenger.
     """
     with open_loop(recipe, budget=budget) as loop:
-        release = find_release(loop, version)
         champion = find_champion(loop)
+        release = find_release(loop, version, champion)
         canary = roll_out(loop, release, champion)
-        conclude_canary(loop, release, canary)
+        conclude_canary(loop, release, champion, canary)
         keep_serving(loop, release, champion, canary)
         return canary

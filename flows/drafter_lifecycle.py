@@ -42,7 +42,7 @@ def drafter_lifecycle(recipe: str = "demo", budget: str | None = None, target: s
             story.training = train_drafter(recipe, budget, found.path, story.dataset, parent)
             candidate = story.training.checkpoint
         untrained = story.training.untrained if story.training and not story.training.checkpoint.parent_digest else None
-        story.gate = gate_drafter(recipe, budget, found.path, candidate, untrained, story.training is not None)
+        story.gate = gate_drafter(recipe, budget, found.path, candidate, untrained)
         if story.gate.decision.verdict is Verdict.PASS:
             story.canary = deploy_canary(recipe, budget, story.gate.release.version)
         return write_lifecycle_report(loop, story)

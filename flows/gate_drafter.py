@@ -6,17 +6,7 @@ from prefect import flow
 
 from components.contracts import CheckpointRef
 from components.training.job import TrainingResult
-from tasks.evaluation import (
-    GateOutcome,
-    decide_gate,
-    measure_and_report,
-    measure_arm,
-    measure_further,
-    measure_lengths,
-    measure_train_served,
-    measure_untrained,
-    serve_arms,
-)
+from tasks.evaluation import GateOutcome, decide_on, measure_arms
 from tasks.loop import open_loop
 from tasks.registry import find_champion, mlflow_run_of, register_if_passed
 from tasks.targets import PUBLISHED, find_target
@@ -29,14 +19,12 @@ def gate_drafter(
     target: str = PUBLISHED,
     checkpoint: CheckpointRef | None = None,
     untrained: CheckpointRef | None = None,
-    compare_champion: bool = True,
 ) -> GateOutcome:
-    """Candidate, champion (if any) and no draft over held-out prompts; then the written decision.
+    """Candidate, champion (if it is another drafter) and no draft over held-out prompts; then the written decision.
 
     Args:
         recipe, budget, target: as in `curate_data`.
         checkpoint: candidate; None takes the latest training's.
-        compare_champion: measure the champion too; a re-bound drafter is its own champion, so there it is left out.
         untrained: what training is compared with, measured on a few prompts if the recipe asks for any.
     """
     with open_loop(recipe, budget=budget) as loop:
@@ -44,16 +32,14 @@ def gate_drafter(
         if checkpoint is None:
             training = loop.recall("training", TrainingResult)
             checkpoint, untrained = training.checkpoint, training.untrained
-        champion = find_champion(loop) if compare_champion else None
-        arms = serve_arms(loop, found, checkpoint, champion.checkpoint if champion else None)
-        measured = {arm.arm: measure_arm(loop, arm) for arm in arms}
-        if untrained is not None and loop.recipe.evaluation.num_untrained_prompts > 0:
-            measured["untrained"] = measure_untrained(loop, found, untrained)
-        further = measure_further(loop, arms) if len(loop.recipe.evaluation.temperatures) > 1 else {}
-        lengths = measure_lengths(loop, found, checkpoint, arms) if loop.recipe.evaluation.draft_lengths else []
-        gap = measure_train_served(loop, found, checkpoint, arms)
-        report = measure_and_report(loop, found, arms, measured, further, lengths, checkpoint, gap)
-        decision = decide_gate(loop, report)
+        release = find_champion(loop)
+        champion = release.checkpoint if release else None
+
+        report = measure_arms(loop, found, checkpoint, champion=champion, untrained=untrained)
+        decision = decide_on(loop, report, checkpoint, champion)
+
         run_id = mlflow_run_of(loop, found)
-        release = register_if_passed(loop, found, checkpoint, report=report, decision=decision, mlflow_run_id=run_id)
-        return GateOutcome(report=report, decision=decision, release=release)
+        registered = register_if_passed(
+            loop, found, checkpoint, champion=champion, report=report, decision=decision, mlflow_run_id=run_id
+        )
+        return GateOutcome(report=report, decision=decision, release=registered)

@@ -14,9 +14,9 @@ from components.curation.self_prompts import with_written_prompts
 from components.curation.sources import evaluation_texts
 from components.evaluation.prompts import load_prompts
 from components.settings import CurationSettings
+from components.stages.engines import plain_engine
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.chunks import applied
-from tasks.engines import plain_engine
 from tasks.loop import Loop
 from tasks.retry import is_transient
 

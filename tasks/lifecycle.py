@@ -26,10 +26,10 @@ from components.evaluation.measure import paired_acceptance_lengths
 from components.registry.releases import acceptance_report_of
 from components.reporting.render import markdown, write_report
 from components.reporting.report import CurvePoint, LifecycleReport, orchestration_share
+from components.stages.engines import stop_drafting_engine
 from components.targets.changes import MeasuredPolicy, policy_after_measurement
 from components.training.job import TrainingResult
 from tasks.artifacts import publish_image, publish_markdown
-from tasks.engines import stop_drafting_engine
 from tasks.evaluation import GateOutcome
 from tasks.loop import Loop
 from tasks.registry import registry_of

@@ -20,6 +20,7 @@ from components.reporting.memory import MemorySampler
 from components.services.endpoints import Endpoints, load_endpoints, load_settings, service_pids
 from components.serving.pool import EnginePool
 from components.settings import Recipe, load_recipe
+from components.stages.clock import StageClock
 
 RecordT = TypeVar("RecordT", bound=Reference)
 
@@ -29,6 +30,7 @@ class Loop:
     """One run of the loop on one recipe. Subflows that run in the same process join the Loop that is open."""
 
     recipe: Recipe
+    recipe_source: str
     budget: str | None
     endpoints: Endpoints
     engines: EnginePool
@@ -108,13 +110,6 @@ class Loop:
         return self.state_dir / "latest" / self.recipe.target.name / f"{what}.json"
 
 
-@dataclass
-class StageClock:
-    """Filled in by a stage while it runs."""
-
-    num_tokens: int | None = None
-
-
 _open_loop: Loop | None = None
 
 
@@ -144,6 +139,7 @@ def open_loop(recipe: str, *, budget: str | None) -> Iterator[Loop]:
     ):
         _open_loop = Loop(
             recipe=loaded,
+            recipe_source=recipe,
             budget=budget,
             endpoints=endpoints,
             engines=engines,

@@ -20,6 +20,9 @@ from components.contracts import (
     Verdict,
 )
 from components.errors import RegistryError
+from components.evaluation.asked import Asked
+from components.evaluation.decide import check_decision
+from components.evaluation.prompts import load_prompts
 from components.registry.client import Registry
 from components.registry.releases import (
     champion,
@@ -29,6 +32,9 @@ from components.registry.releases import (
     remove_alias,
     set_alias,
 )
+from components.settings.signing import signing_key
+from components.stages.evidence import check_evidence
+from components.stages.same_weights import champion_to_beat
 from tasks.loop import Loop
 from tasks.retry import is_transient
 
@@ -53,11 +59,11 @@ def find_champion(loop: Loop) -> Release | None:
 
 
 @task(name="find challenger", cache_policy=NO_CACHE, retries=0)
-def find_release(loop: Loop, version: int | None) -> Release:
-    """A version, or the alias challenger; its checkpoint is brought to this machine.
+def find_release(loop: Loop, version: int | None, champion: Release | None) -> Release:
+    """A version, or the alias challenger, whose evidence bears it; its checkpoint is brought to this machine.
 
     Raises:
-        RegistryError: there is none.
+        RegistryError: there is none, or its report does not bear it under the recipe.
     """
     registry = registry_of(loop)
     alias = CHALLENGER if version is None else None
@@ -69,7 +75,14 @@ def find_release(loop: Loop, version: int | None) -> Release:
             fix=f"Run gate-drafter/{loop.recipe.name}: a drafter that passes becomes the challenger.",
         )
     local = download_checkpoint(registry, release, loop.state_dir / "releases" / release.checkpoint.digest[:16])
-    return release.model_copy(update={"checkpoint": local})
+    found = release.model_copy(update={"checkpoint": local})
+    _check(loop, registry, found, champion)
+    return found
+
+
+def _check(loop: Loop, registry: Registry, release: Release, champion: Release | None) -> None:
+    serving = champion.checkpoint if champion is not None and champion.version != release.version else None
+    check_evidence(registry, release, recipe=loop.recipe_source, champion=serving)
 
 
 @task(name="start MLflow run", cache_policy=NO_CACHE, retries=3, retry_delay_seconds=5, retry_condition_fn=is_transient)
@@ -111,11 +124,16 @@ def register_if_passed(
     target: TargetRef,
     checkpoint: CheckpointRef,
     *,
+    champion: CheckpointRef | None,
     report: AcceptanceReport,
     decision: GateDecision,
     mlflow_run_id: str,
 ) -> Release | None:
-    """Log report, decision and plots; a drafter that passed becomes a version with alias challenger."""
+    """Log report, decision and plots; a drafter that passed becomes a version with alias challenger.
+
+    Raises:
+        ConfigError: the report, decided again under the recipe, does not give this decision.
+    """
     registry, shown = registry_of(loop), sorted((loop.run_dir / "plots").iterdir())  # plots and the page
     with loop.stage("register"):
         if decision.verdict is not Verdict.PASS:
@@ -123,6 +141,9 @@ def register_if_passed(
                 registry.log_artifact(mlflow_run_id, path, folder="gate")
             get_run_logger().warning("the gate said %s: nothing is registered", decision.verdict)
             return None
+        prompts = load_prompts(loop.recipe.evaluation)
+        asked = Asked(loop.recipe, loop.budget, prompts, champion_to_beat(checkpoint, champion))
+        check_decision(decision, report, asked=asked, signing_key=signing_key())
         release = register_release(
             registry,
             model_name=loop.model_name,
@@ -138,10 +159,15 @@ def register_if_passed(
 
 
 @task(name="conclude canary", cache_policy=NO_CACHE, retries=3, retry_delay_seconds=5, retry_condition_fn=is_transient)
-def conclude_canary(loop: Loop, release: Release, canary: CanaryReport) -> None:
-    """Promote to champion, or take the alias challenger away; either way the log keeps why."""
+def conclude_canary(loop: Loop, release: Release, champion: Release | None, canary: CanaryReport) -> None:
+    """Promote to champion, or take the alias challenger away; either way the log keeps why.
+
+    Raises:
+        RegistryError: the release's report no longer bears it.
+    """
     registry = registry_of(loop)
     if canary.promoted:
+        _check(loop, registry, release, champion)
         set_alias(registry, release, CHAMPION, reason=canary.reason, decision_digest=canary.digest)
     remove_alias(registry, release.model_name, CHALLENGER, reason=canary.reason, decision_digest=canary.digest)
 

@@ -14,8 +14,8 @@ from components.reporting.plots import canary_weights
 from components.serving.production import ProductionEngine, put_into_production
 from components.serving.rollout import BaselineKind, run_canary
 from components.serving.splitter import Splitter
+from components.stages.engines import plain_engine, plain_key, released_engine, released_key
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
-from tasks.engines import plain_engine, plain_key, released_engine, released_key
 from tasks.loop import Loop
 
 

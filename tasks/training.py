@@ -18,10 +18,10 @@ from components.hidden_states.store import sweep_run
 from components.reporting.calibration_plots import reliability_diagram
 from components.serving.command import resolve_device
 from components.serving.keeper import EngineKeeper
+from components.stages.engines import extraction_engine, extraction_key
 from components.training.job import TrainingJob, TrainingResult
 from components.training.launch import run_trainer
 from tasks.artifacts import progress_artifact, publish_image
-from tasks.engines import extraction_engine, extraction_key
 from tasks.loop import Loop
 from tasks.registry import registry_of
 

@@ -22,6 +22,7 @@ from components.contracts.digests import digest_file, digest_json
 from components.contracts.endpoints import ArmEndpoint, StoreEndpoint
 from components.contracts.files import append_line, write_atomic
 from components.contracts.gate import GateDecision, RuleResult, Verdict
+from components.contracts.losslessness import Divergence, SampledOutputs, SelfComparison
 from components.contracts.measurement import PromptMeasurement, ServedAnswer, SpeedPoint
 from components.contracts.progress import Progress, StageTiming, now_utc
 from components.contracts.record import Record, Reference
@@ -43,6 +44,7 @@ __all__ = [
     "ChangeKind",
     "CheckpointRef",
     "DatasetRef",
+    "Divergence",
     "DraftLengthReport",
     "GateDecision",
     "PrefixThreshold",
@@ -55,6 +57,8 @@ __all__ = [
     "ReliabilityBin",
     "ReliabilityFigures",
     "RuleResult",
+    "SampledOutputs",
+    "SelfComparison",
     "ServedAnswer",
     "SpeedPoint",
     "StageTiming",

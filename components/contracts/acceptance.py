@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from components.contracts.losslessness import Divergence, SampledOutputs, SelfComparison
 from components.contracts.measurement import PromptMeasurement, SpeedPoint
 from components.contracts.record import Record
 from components.contracts.target import TargetRef
@@ -57,6 +60,13 @@ class ArmReport(Record):
         default=None, description="largest memory of the engine's processes while it was measured; None: not measured"
     )
 
+    @model_validator(mode="after")
+    def _each_prompt_once(self) -> Self:
+        repeated = [name for name, count in Counter(p.prompt_id for p in self.prompts).items() if count > 1]
+        if repeated:
+            raise ValueError(f"arm '{self.arm}' holds a prompt more than once: {repeated[0]}")
+        return self
+
 
 class TemperatureReport(Record):
     """The arms over the first prompts of the measurement at a further temperature."""
@@ -74,18 +84,85 @@ class DraftLengthReport(Record):
 
 
 class AcceptanceReport(Record):
-    """Served measurement of all arms on one target, paired over the same prompts."""
+    """Served measurement of all arms on one target, paired over the same prompts.
+
+    A report that contradicts itself is refused: arms under another name, a count of equal outputs that the digests do
+    not give, a divergence of outputs that are equal.
+    """
 
     target: TargetRef
-    temperature: float
-    max_tokens: int
+    recipe: str = Field(default="", description="name of the recipe it was measured by")
+    budget: str | None = Field(default=None, description="overlay of the recipe")
+    look: int = Field(
+        default=1,
+        ge=1,
+        description="how often this candidate was measured for a decision on this target, this included",
+    )
+    dtype: str = Field(default="bfloat16", description="that the engines computed in")
+    temperature: float = Field(ge=0)
+    max_tokens: int = Field(ge=1)
     prompt_digest: str
     arms: dict[str, ArmReport]
-    num_equal_outputs: int = Field(description="prompts whose candidate output equals no_draft's at temperature 0")
-    num_compared_outputs: int
+    num_equal_outputs: int = Field(
+        ge=0, description="prompts whose candidate output equals no_draft's at temperature 0, by their digests"
+    )
+    num_compared_outputs: int = Field(ge=0)
+    divergences: dict[str, Divergence] = Field(
+        default={}, description="by prompt id: where the candidate's greedy output parts from no_draft's"
+    )
+    self_comparisons: tuple[SelfComparison, ...] = Field(
+        default=(), description="no_draft against itself, in turns with the arms, by requests in flight"
+    )
+    sampled_outputs: tuple[SampledOutputs, ...] = ()
     excluded: dict[str, str] = Field(default={}, description="prompt id to reason; left out of every arm")
     further_temperatures: tuple[TemperatureReport, ...] = ()
     draft_lengths: tuple[DraftLengthReport, ...] = ()
     train_served_gap: TrainServedGap | None = None
     engine_version: str
     created_at: datetime
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for name, arm in self.arms.items():
+            if arm.arm != name:
+                raise ValueError(f"the arm under '{name}' calls itself '{arm.arm}'")
+        equal, different = self.compared_outputs()
+        told = (self.num_equal_outputs, self.num_compared_outputs)
+        if told != (len(equal), len(equal) + len(different)):
+            raise ValueError(
+                f"{told[0]} of {told[1]} outputs are said to be equal, but the digests give {len(equal)} of"
+                f" {len(equal) + len(different)}"
+            )
+        unfounded = sorted(set(self.divergences) - different)
+        if unfounded:
+            raise ValueError(f"a divergence is told of {unfounded[0]}, whose outputs do not differ")
+        for comparison in self.self_comparisons:
+            self._check_self_comparison(comparison)
+        return self
+
+    def compared_outputs(self) -> tuple[set[str], set[str]]:
+        """Ids of the prompts whose greedy output is the same with and without the drafter, and of those it is not.
+
+        Both are empty where outputs cannot be compared: above temperature 0, or without one of the two arms.
+        """
+        if self.temperature > 0 or not {"candidate", "no_draft"} <= set(self.arms):
+            return set(), set()
+        ours, plain = (self._digests(arm) for arm in ("candidate", "no_draft"))
+        common = ours.keys() & plain.keys()
+        equal = {prompt_id for prompt_id in common if ours[prompt_id] == plain[prompt_id]}
+        return equal, set(common) - equal
+
+    def _digests(self, arm: str) -> dict[str, str]:
+        return {prompt.prompt_id: prompt.output_digest for prompt in self.arms[arm].prompts}
+
+    def _check_self_comparison(self, comparison: SelfComparison) -> None:
+        plain = self._digests("no_draft") if "no_draft" in self.arms else {}
+        unknown = sorted(set(comparison.digests) - set(plain))
+        if unknown:
+            raise ValueError(f"no_draft is compared with itself on {unknown[0]}, which it did not answer")
+        different = {name for name, digest in comparison.digests.items() if digest != plain[name]}
+        if different != set(comparison.divergences):
+            raise ValueError(
+                f"no_draft at {comparison.num_in_flight} in flight: {len(different)} outputs differ from its first"
+                f" ones, but {len(comparison.divergences)} divergences are told"
+            )

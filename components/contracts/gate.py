@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -45,8 +46,9 @@ class RuleResult(Record):
 class GateDecision(Record):
     """The gate's written decision: every input by digest, every rule, every number, one verdict.
 
-    `signature` is the digest of all the rest, so a decision file that was changed by hand is refused (`read`). It says
-    that a file is whole, not who wrote it.
+    `content_digest` is the digest of all the rest but the signature, so a decision file that was changed by hand is
+    refused (`read`): it says that a file is whole, not who wrote it. Who wrote it is what `signature` says, an HMAC
+    with a key that only the gate and those who check it have.
     """
 
     candidate_digest: str
@@ -67,29 +69,60 @@ class GateDecision(Record):
         default=False, description="passed, and the paired difference to the champion over all slices lies above 0"
     )
     settings: dict[str, Any] = Field(default={}, description="the recipe's gate section it was decided by")
+    recipe: str = Field(default="", description="name of the recipe it was decided by")
+    budget: str | None = Field(default=None, description="overlay of that recipe")
+    look: int = Field(default=1, ge=1, description="how often the candidate was measured for it, this included")
     created_at: datetime
-    signature: str = Field(default="", description="sha256 (hex) over everything else")
+    content_digest: str = Field(default="", description="sha256 (hex) over everything else but the signature")
+    signature: str | None = Field(
+        default=None, description="HMAC-SHA256 (hex) of the content digest; None where no key was configured"
+    )
 
-    def signed(self) -> Self:
-        """The same decision with its signature."""
-        return self.model_copy(update={"signature": self._content_digest()})
+    def sealed(self, key: bytes | None) -> Self:
+        """The same decision with its content digest and, given a key, its signature."""
+        digest = self._content_digest()
+        signature = _hmac(key, digest) if key is not None else None
+        return self.model_copy(update={"content_digest": digest, "signature": signature})
+
+    def check_signature(self, key: bytes | None) -> None:
+        """Check the signature where a key is configured; without one nobody can say who wrote a decision.
+
+        Raises:
+            ConfigError: not signed, or signed with another key.
+        """
+        if key is None:
+            return
+        if self.signature is None:
+            raise ConfigError(
+                "the gate's decision is not signed, and a signing key is configured",
+                fix="Gate the drafter again where the key is configured.",
+            )
+        if not hmac.compare_digest(self.signature, _hmac(key, self._content_digest())):
+            raise ConfigError(
+                "the gate's decision was signed with another key, or changed since",
+                fix="Gate the drafter again, or configure the key it was signed with.",
+            )
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a decision written by `write`.
 
         Raises:
-            ConfigError: the file is missing, holds no decision, or was changed after it was signed.
+            ConfigError: the file is missing, holds no decision, or was changed after it was written.
         """
         decision = super().read(path)
-        if decision.signature != decision._content_digest():
+        if decision.content_digest != decision._content_digest():
             raise ConfigError(
-                f"{path} was changed after it was signed",
-                got=decision.signature or "no signature",
+                f"{path} was changed after it was written",
+                got=decision.content_digest or "no digest",
                 expected=decision._content_digest(),
-                fix="Decide again from the report: python -m components.evaluation.gate --report ...",
+                fix="Decide again from the report: python -m components.stages.gate_command --report ...",
             )
         return decision
 
     def _content_digest(self) -> str:
-        return digest_json(self.model_dump(mode="json", exclude={"signature"}))
+        return digest_json(self.model_dump(mode="json", exclude={"content_digest", "signature"}))
+
+
+def _hmac(key: bytes, digest: str) -> str:
+    return hmac.new(key, digest.encode(), "sha256").hexdigest()

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from itertools import pairwise
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from components.contracts.record import Record
 
 
 class PromptMeasurement(Record):
-    """One request, as the engine itself reported it."""
+    """One request, as the engine itself reported it.
 
-    prompt_id: str
+    Counts that cannot be are refused: drafts are accepted left to right, so at most as many at a position as at the
+    one before it, none without a step, and no more than were drafted.
+    """
+
+    prompt_id: str = Field(min_length=1)
     slice: str
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_steps: int = Field(description="speculative target steps; 0 with no drafter")
-    num_draft_tokens: int
-    num_accepted_tokens: int
+    num_prompt_tokens: int = Field(ge=0)
+    num_output_tokens: int = Field(ge=0)
+    num_steps: int = Field(ge=0, description="speculative target steps; 0 with no drafter")
+    num_draft_tokens: int = Field(ge=0)
+    num_accepted_tokens: int = Field(ge=0)
     accepted_by_position: tuple[int, ...] = Field(description="accepted drafts at positions 1..K")
     latency_s: float
-    output_digest: str = Field(description="sha256 of the generated text")
+    output_digest: str = Field(description="sha256 of the generated token ids")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        accepted = (self.num_steps, *self.accepted_by_position)
+        if min(accepted) < 0 or any(later > earlier for earlier, later in pairwise(accepted)):
+            raise ValueError(
+                f"{self.prompt_id}: accepted by position {list(self.accepted_by_position)} cannot be of"
+                f" {self.num_steps} steps: drafts are accepted left to right"
+            )
+        if sum(self.accepted_by_position) != self.num_accepted_tokens:
+            raise ValueError(
+                f"{self.prompt_id}: {self.num_accepted_tokens} accepted tokens, but"
+                f" {sum(self.accepted_by_position)} by position"
+            )
+        if self.num_accepted_tokens > self.num_draft_tokens:
+            raise ValueError(
+                f"{self.prompt_id}: {self.num_accepted_tokens} tokens accepted of {self.num_draft_tokens} drafted"
+            )
+        return self
 
 
 class ServedAnswer(Record):
@@ -35,8 +61,8 @@ class ServedAnswer(Record):
 class SpeedPoint(Record):
     """Throughput and latency of one arm at one concurrency."""
 
-    concurrency: int
-    num_requests: int
+    concurrency: int = Field(ge=1)
+    num_requests: int = Field(ge=0)
     output_tokens_per_s: float
     ttft_p50_ms: float
     ttft_p99_ms: float

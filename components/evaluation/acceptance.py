@@ -7,9 +7,8 @@ Two sources are read and must agree to the token: the metrics in each response
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -28,6 +27,7 @@ from components.evaluation.engine_client import (
     Speculation,
     answer_all,
 )
+from components.evaluation.greedy_answers import GreedyAnswer, digest_tokens
 from components.evaluation.journal import Journal
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
@@ -40,7 +40,8 @@ COUNTER_SETTLE_S = 5.0
 class Measured:
     """One arm over the prompts.
 
-    `counters` are growths over the measurement, warm-up excluded; `excluded` maps prompt id to the reason.
+    `counters` are growths over the measurement, warm-up excluded; `excluded` maps prompt id to the reason; `answers`
+    are by prompt id.
     """
 
     endpoint: ArmEndpoint
@@ -48,6 +49,7 @@ class Measured:
     counters: dict[str, float]
     excluded: dict[str, str]
     engine_version: str
+    answers: Mapping[str, GreedyAnswer] = field(default_factory=dict)
 
 
 def measure_acceptance(
@@ -57,10 +59,13 @@ def measure_acceptance(
     settings: EvaluationSettings,
     request_timeout_s: float = 300,
     journal: Path | None = None,
+    with_logprobs: bool = False,
     progress: Progress | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Measured:
     """Answer every prompt once on `endpoint`, `settings.acceptance_concurrency` requests in flight.
+
+    `with_logprobs` asks for the best tokens at each position, so that other answers can be compared with these.
 
     The engine must serve nobody else meanwhile. A prompt that does not fit into the model's length is excluded with
     the reason, up to `settings.max_excluded_share` of them. Must not be called from a running event loop.
@@ -82,8 +87,8 @@ def measure_acceptance(
         timeout_s=request_timeout_s,
         transport=transport,
     )
-    kept = Journal.of(journal, endpoint, settings, prompts)
-    return asyncio.run(_measure(client, prompts, settings, kept, progress))
+    kept = Journal.of(journal, endpoint, settings, prompts, with_logprobs=with_logprobs)
+    return asyncio.run(_measure(client, prompts, settings, kept, with_logprobs, progress))
 
 
 async def _measure(
@@ -91,19 +96,21 @@ async def _measure(
     prompts: Sequence[Prompt],
     settings: EvaluationSettings,
     journal: Journal,
+    with_logprobs: bool,
     progress: Progress | None,
 ) -> Measured:
     todo = [prompt for prompt in prompts if prompt.prompt_id not in journal.done]
     async with client:
         if todo:
             await client.warm_up(num_requests=settings.acceptance_concurrency)
-            await _measure_groups(client, todo, settings, journal, progress)
+            await _measure_groups(client, todo, settings, journal, with_logprobs, progress)
         version = await client.version()
     kept = journal.measurements
     excluded = {p.prompt_id: journal.excluded[p.prompt_id] for p in prompts if p.prompt_id in journal.excluded}
     _check_excluded(excluded, len(prompts), settings.max_excluded_share)
     measurements = tuple(kept[prompt.prompt_id] for prompt in prompts if prompt.prompt_id in kept)
-    return Measured(client.endpoint, measurements, journal.counters, excluded, version)
+    answers = {m.prompt_id: journal.answers[m.prompt_id] for m in measurements}
+    return Measured(client.endpoint, measurements, journal.counters, excluded, version, answers)
 
 
 async def _measure_groups(
@@ -111,6 +118,7 @@ async def _measure_groups(
     todo: Sequence[Prompt],
     settings: EvaluationSettings,
     journal: Journal,
+    with_logprobs: bool,
     progress: Progress | None,
 ) -> None:
     before = await _settled_counters(client)
@@ -121,16 +129,19 @@ async def _measure_groups(
             group,
             num_in_flight=settings.acceptance_concurrency,
             what="acceptance",
+            with_token_ids=True,
+            with_logprobs=with_logprobs,
             progress=_shifted(progress, start=start, total=len(todo)),
         )
-        measurements, excluded = [], {}
+        measurements, given, excluded = [], {}, {}
         for prompt, answer in zip(group, answers, strict=True):
             if isinstance(answer, PromptTooLongError):
                 excluded[prompt.prompt_id] = str(answer)
             else:
                 measurements.append(_measurement(client.endpoint, prompt, answer))
+                given[prompt.prompt_id] = GreedyAnswer(answer.token_ids, answer.top_logprobs)
         after, growth = await _matching_counters(client, before, measurements)
-        journal.append(measurements, excluded, growth)
+        journal.append(measurements, given, excluded, growth)
         before = after
 
 
@@ -168,7 +179,7 @@ def _measurement(endpoint: ArmEndpoint, prompt: Prompt, answer: Completion) -> P
         num_accepted_tokens=speculation.num_accepted,
         accepted_by_position=speculation.accepted_by_position,
         latency_s=answer.latency_s,
-        output_digest=hashlib.sha256(answer.text.encode()).hexdigest(),
+        output_digest=digest_tokens(answer.token_ids),
     )
 
 

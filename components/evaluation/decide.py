@@ -7,14 +7,21 @@ from collections.abc import Iterable
 from components.contracts import AcceptanceReport, ArmReport, GateDecision, RuleResult, TargetFingerprint, Verdict
 from components.errors import ConfigError, EvaluationError
 from components.evaluation import rules
+from components.evaluation.asked import Asked, as_asked, figures_hold
 from components.evaluation.comparison import SUPERIOR, non_inferior_when_sampled, non_inferiority, superiority
+from components.evaluation.losslessness import losslessness, sampled_losslessness
 from components.evaluation.positions import position_collapse
 from components.evaluation.schedule import choose_schedule, load_limit, reported_ratios
 from components.settings import GateSettings
 
 
 def decide(
-    report: AcceptanceReport, *, settings: GateSettings, expected_fingerprint: TargetFingerprint | None = None
+    report: AcceptanceReport,
+    *,
+    settings: GateSettings,
+    asked: Asked | None = None,
+    expected_fingerprint: TargetFingerprint | None = None,
+    signing_key: bytes | None = None,
 ) -> GateDecision:
     """Apply every rule of `settings` to `report`.
 
@@ -24,7 +31,10 @@ def decide(
     Args:
         report: served measurement with the arm 'candidate'; 'champion' and 'no_draft' where there are any.
         settings: thresholds and margins.
+        asked: what the recipe asks of the report; None judges the rules alone, which releases nothing: a decision
+            without its recipe is refused by `check_decision`.
         expected_fingerprint: of the target the decision is wanted for; None skips that rule.
+        signing_key: signs the decision.
 
     Raises:
         EvaluationError: the report has no candidate, or a candidate without a checkpoint or without prompts, or arms
@@ -33,6 +43,8 @@ def decide(
     candidate, candidate_digest = _candidate(report)
     champion = report.arms.get("champion")
     results = _results(report, candidate, champion, settings, expected_fingerprint)
+    if asked is not None:
+        results = (as_asked(report, asked), *results)
     verdict = overall_verdict(result.verdict for result in results if result.binding)
     speed = {arm: one.speed for arm, one in report.arms.items()}
     ratios = reported_ratios(report)
@@ -49,25 +61,48 @@ def decide(
         drafter_out_above=load_limit(speed, ratios, schedule),
         superior=is_above and verdict is Verdict.PASS,
         settings=settings.model_dump(mode="json"),
+        recipe=asked.recipe.name if asked is not None else "",
+        budget=asked.budget if asked is not None else None,
+        look=report.look,
         created_at=report.created_at,
-    ).signed()
+    ).sealed(signing_key)
 
 
-def decide_again(decision: GateDecision, report: AcceptanceReport) -> GateDecision:
-    """The decision that the same report and the settings inside `decision` give now.
+def check_decision(
+    decision: GateDecision, report: AcceptanceReport, *, asked: Asked, signing_key: bytes | None = None
+) -> None:
+    """Check that `report`, decided again under the recipe as it is now, bears `decision`.
 
     Raises:
-        ConfigError: `decision` was made of another report.
+        ConfigError: it was made of another report, is not signed where a key is configured, or the report gives
+            another decision.
         EvaluationError: as `decide`.
     """
+    decision.check_signature(signing_key)
     if decision.report_digest != report.digest:
         raise ConfigError("the decision was made of another report", got=report.digest, expected=decision.report_digest)
-    was_checked = any(rule.rule == "target fingerprint" for rule in decision.rules)
-    return decide(
-        report,
-        settings=GateSettings.model_validate(decision.settings),
-        expected_fingerprint=decision.target_fingerprint if was_checked else None,
-    )
+    again = decide(report, settings=asked.recipe.gate, asked=asked, expected_fingerprint=decision.target_fingerprint)
+    if again.content_digest != decision.content_digest:
+        raise ConfigError(
+            "the report does not give this decision under the recipe",
+            got=f"{decision.verdict} in the decision, content {decision.content_digest[:16]}",
+            expected=f"{again.verdict}, content {again.content_digest[:16]}{_first_difference(decision, again)}",
+            fix="Gate the drafter again: the recipe, the champion or the rules changed, or it was not made by them.",
+        )
+
+
+def _first_difference(decision: GateDecision, again: GateDecision) -> str:
+    """The first rule that says another thing, in words; empty where all rules agree."""
+    told = {rule.rule: rule for rule in decision.rules}
+    for rule in again.rules:
+        before = told.get(rule.rule)
+        if before is None or (before.verdict, before.value, before.threshold) != (
+            rule.verdict,
+            rule.value,
+            rule.threshold,
+        ):
+            return f" ({rule.rule}: {rule.verdict}, {rule.detail})"
+    return ""
 
 
 def _candidate(report: AcceptanceReport) -> tuple[ArmReport, str]:
@@ -98,6 +133,7 @@ def _results(
 ) -> tuple[RuleResult, ...]:
     results: list[RuleResult | None] = [
         rules.finite_figures(report),
+        figures_hold(report),
         rules.same_target(report, expected) if expected is not None else None,
         rules.min_acceptance(candidate, settings.min_acceptance_length, settings, name="acceptance length"),
         position_collapse(candidate, champion, settings),
@@ -108,7 +144,8 @@ def _results(
     results += [
         *_sampled(report, settings),
         rules.speedup_at_serving(report, settings),
-        rules.losslessness(report, settings),
+        losslessness(report, settings),
+        *(sampled_losslessness(one, settings) for one in report.sampled_outputs),
         rules.train_served(report.train_served_gap, settings),
         rules.memory(report, settings),
     ]

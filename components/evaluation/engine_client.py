@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from components.contracts import ArmEndpoint, Progress
 from components.errors import EvaluationError
+from components.evaluation.greedy_answers import NUM_TOP_LOGPROBS, TopLogprobs
 from components.evaluation.prompts import Prompt
 
 SPEC_PREFIX = "vllm:spec_decode_num_"
@@ -29,6 +30,13 @@ GENERATION_TOKENS = "vllm:generation_tokens"
 PROMPT_TOKENS = "vllm:prompt_tokens"
 
 ResultT = TypeVar("ResultT")
+
+_LOGPROBS = {
+    "logprobs": True,
+    "top_logprobs": NUM_TOP_LOGPROBS,
+    # As ids: distinct tokens with the same text could not be told apart.
+    "return_tokens_as_token_ids": True,
+}
 
 WARM_UP_TEXT = "Count from one to ten in words, then from ten to one."
 TOO_LONG_MARKS = ("maximum context length", "max_model_len", "longer than the maximum", "is too long")
@@ -64,7 +72,7 @@ class Speculation:
 @dataclass(frozen=True)
 class Completion:
     """One answered request; `token_times` holds (seconds since the request, tokens so far) when streamed, token ids
-    are there when asked for."""
+    and the best tokens at each position are there when asked for."""
 
     text: str
     num_prompt_tokens: int
@@ -74,6 +82,7 @@ class Completion:
     token_times: tuple[tuple[float, int], ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 class EngineClient:
@@ -112,9 +121,20 @@ class EngineClient:
         await self._http.aclose()
 
     async def complete(
-        self, messages: Sequence[dict[str, str]], *, max_tokens: int | None = None, with_token_ids: bool = False
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        max_tokens: int | None = None,
+        with_token_ids: bool = False,
+        with_logprobs: bool = False,
     ) -> Completion:
-        """Send one chat completion and wait for the whole answer, with the ids of prompt and answer if wanted.
+        """Send one chat completion and wait for the whole answer.
+
+        Args:
+            messages: of the chat.
+            max_tokens: of this answer; None: the client's.
+            with_token_ids: ask for the ids of prompt and answer.
+            with_logprobs: ask for the best tokens at each position, and the ids too.
 
         Raises:
             PromptTooLongError: the engine refuses the prompt because of its length.
@@ -122,7 +142,9 @@ class EngineClient:
         """
         started = time.perf_counter()
         async with self._bounded("chat completion"):
-            payload = self._payload(messages, max_tokens) | ({"return_token_ids": True} if with_token_ids else {})
+            payload = self._payload(messages, max_tokens)
+            payload |= {"return_token_ids": True} if with_token_ids or with_logprobs else {}
+            payload |= _LOGPROBS if with_logprobs else {}
             response = await self._http.post("/v1/chat/completions", json=payload)
         latency_s = time.perf_counter() - started
         self._check_status(response.status_code, response.text)
@@ -130,10 +152,15 @@ class EngineClient:
             body = response.json()
             text = body["choices"][0]["message"]["content"] or ""
             completion = self._completion(text, body, latency_s)
-            if not with_token_ids:
+            if not with_token_ids and not with_logprobs:
                 return completion
-            prompt_ids, token_ids = body["prompt_token_ids"], body["choices"][0]["token_ids"]
-            return replace(completion, prompt_token_ids=tuple(prompt_ids), token_ids=tuple(token_ids))
+            prompt_ids, choice = body["prompt_token_ids"], body["choices"][0]
+            return replace(
+                completion,
+                prompt_token_ids=tuple(prompt_ids),
+                token_ids=tuple(choice["token_ids"]),
+                top_logprobs=_top_logprobs(choice) if with_logprobs else (),
+            )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._bad_answer(error) from None
 
@@ -284,6 +311,7 @@ async def answer_all(
     num_in_flight: int,
     what: str,
     with_token_ids: bool = False,
+    with_logprobs: bool = False,
     progress: Progress | None = None,
 ) -> list[Completion | PromptTooLongError]:
     """Answers in the order of the prompts, `what` in words for `progress`.
@@ -297,7 +325,9 @@ async def answer_all(
         nonlocal num_done
         async with slots:
             try:
-                return await client.complete(prompt.messages, with_token_ids=with_token_ids)
+                return await client.complete(
+                    prompt.messages, with_token_ids=with_token_ids, with_logprobs=with_logprobs
+                )
             except PromptTooLongError as error:
                 return error
             finally:
@@ -306,6 +336,15 @@ async def answer_all(
                     progress(f"{what} of {client.endpoint.arm}", num_done, len(prompts))
 
     return await all_or_first_error(answer(prompt) for prompt in prompts)
+
+
+def _top_logprobs(choice: dict[str, Any]) -> tuple[TopLogprobs, ...]:
+    """Per position (token id, log-probability), the most probable first."""
+    told = []
+    for place in choice["logprobs"]["content"]:
+        ids = [(int(one["token"].removeprefix("token_id:")), float(one["logprob"])) for one in place["top_logprobs"]]
+        told.append(tuple(sorted(ids, key=lambda item: -item[1])))
+    return tuple(told)
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

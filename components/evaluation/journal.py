@@ -13,12 +13,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from components.contracts import ArmEndpoint, PromptMeasurement, append_line, digest_json, write_atomic
+from components.evaluation.greedy_answers import GreedyAnswer
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
 
 class Journal:
-    """Measurements by prompt id, excluded prompts, and the counters' growth over all of them.
+    """Measurements and answers by prompt id, excluded prompts, and the counters' growth over all of them.
 
     Args:
         path: file; None keeps everything in memory only.
@@ -27,6 +28,7 @@ class Journal:
 
     def __init__(self, path: Path | None, *, key: str) -> None:
         self.measurements: dict[str, PromptMeasurement] = {}
+        self.answers: dict[str, GreedyAnswer] = {}
         self.excluded: dict[str, str] = {}
         self.counters: dict[str, float] = {}
         self._path = path
@@ -35,13 +37,21 @@ class Journal:
 
     @classmethod
     def of(
-        cls, path: Path | None, endpoint: ArmEndpoint, settings: EvaluationSettings, prompts: Sequence[Prompt]
+        cls,
+        path: Path | None,
+        endpoint: ArmEndpoint,
+        settings: EvaluationSettings,
+        prompts: Sequence[Prompt],
+        *,
+        with_logprobs: bool,
     ) -> Journal:
         """The journal of one arm over `prompts`; the engine's address may change, what it serves may not."""
         measurement = {
             "served": endpoint.model_dump(mode="json", exclude={"url"}),
             "temperature": settings.temperature,
             "max_tokens": settings.max_tokens,
+            "num_in_flight": settings.acceptance_concurrency,
+            "with_logprobs": with_logprobs,
             "prompts": sorted(prompt.prompt_id for prompt in prompts),
         }
         return cls(path, key=digest_json(measurement))
@@ -52,17 +62,28 @@ class Journal:
         return self.measurements.keys() | self.excluded.keys()
 
     def append(
-        self, measurements: Sequence[PromptMeasurement], excluded: Mapping[str, str], growth: Mapping[str, float]
+        self,
+        measurements: Sequence[PromptMeasurement],
+        answers: Mapping[str, GreedyAnswer],
+        excluded: Mapping[str, str],
+        growth: Mapping[str, float],
     ) -> None:
         """Keep a group whose counts agree; on disk before this returns."""
         if self._path is not None:
             told = [measurement.model_dump(mode="json") for measurement in measurements]
-            append_line(self._path, json.dumps({"prompts": told, "excluded": dict(excluded), "counters": dict(growth)}))
-        self._add(measurements, excluded, growth)
+            texts = {name: [answer.token_ids, answer.top] for name, answer in answers.items()}
+            entry = {"prompts": told, "answers": texts, "excluded": dict(excluded), "counters": dict(growth)}
+            append_line(self._path, json.dumps(entry))
+        self._add(measurements, answers, excluded, growth)
 
     def _add(
-        self, measurements: Sequence[PromptMeasurement], excluded: Mapping[str, str], growth: Mapping[str, float]
+        self,
+        measurements: Sequence[PromptMeasurement],
+        answers: Mapping[str, GreedyAnswer],
+        excluded: Mapping[str, str],
+        growth: Mapping[str, float],
     ) -> None:
+        self.answers |= answers
         self.measurements |= {measurement.prompt_id: measurement for measurement in measurements}
         self.excluded |= excluded
         for name, value in growth.items():
@@ -80,11 +101,17 @@ class Journal:
                 return False
             for entry in entries[1:]:
                 prompts = [PromptMeasurement.model_validate(told) for told in entry["prompts"]]
-                self._add(prompts, entry["excluded"], entry["counters"])
-        except (ValueError, KeyError, ValidationError):
+                answers = {name: _answer(*told) for name, told in entry["answers"].items()}
+                self._add(prompts, answers, entry["excluded"], entry["counters"])
+        except (ValueError, KeyError, TypeError, ValidationError):
             # Not one of ours, or written by another version: nothing of it can be trusted.
-            self.measurements, self.excluded, self.counters = {}, {}, {}
+            self.measurements, self.answers, self.excluded, self.counters = {}, {}, {}, {}
             return False
         if len(whole) < len(lines):
             write_atomic(path, "".join(whole))
         return True
+
+
+def _answer(token_ids: list[int], top: list[list[list[float]]]) -> GreedyAnswer:
+    told = tuple(tuple((int(token), float(logprob)) for token, logprob in place) for place in top)
+    return GreedyAnswer(tuple(map(int, token_ids)), told)

@@ -9,8 +9,11 @@ from itertools import pairwise
 from components.contracts import (
     AcceptanceReport,
     ArmReport,
+    Divergence,
     DraftLengthReport,
     PromptMeasurement,
+    SampledOutputs,
+    SelfComparison,
     SpeedPoint,
     TargetRef,
     TemperatureReport,
@@ -19,10 +22,11 @@ from components.contracts import (
 )
 from components.errors import EvaluationError
 from components.evaluation.acceptance import Measured
+from components.evaluation.greedy_answers import GreedyAnswer, compare_with_itself, divergences
 from components.evaluation.paired import acceptance_sums, slices_of
 from components.evaluation.prompts import Prompt, prompt_digest
 from components.evaluation.statistics import Interval, estimate_ratio, ratio_of_sums
-from components.settings import EvaluationSettings
+from components.settings import Recipe
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,12 @@ def build_report(
     measured: Mapping[str, Measured],
     speed: Mapping[str, Sequence[SpeedPoint]],
     prompts: Sequence[Prompt],
-    settings: EvaluationSettings,
+    recipe: Recipe,
+    budget: str | None = None,
+    look: int = 1,
+    itself: Mapping[int, Measured] | None = None,
     further: Mapping[float, Mapping[str, Measured]] | None = None,
+    sampled_outputs: Sequence[SampledOutputs] = (),
     draft_lengths: Sequence[MeasuredLength] = (),
     train_served_gap: TrainServedGap | None = None,
     peak_memory_bytes: Mapping[str, int] | None = None,
@@ -53,8 +61,12 @@ def build_report(
         measured: by arm; 'candidate' must be there, 'champion', 'untrained' and 'no_draft' may.
         speed: by arm, from `measure_speed`; arms without points get none.
         prompts: as handed to `measure_acceptance` (the untrained arm may have seen fewer of them).
-        settings: as used while measuring.
+        recipe: as used while measuring.
+        budget: overlay of the recipe.
+        look: how often the candidate was measured for a decision on this target, this included.
+        itself: by requests in flight, 'no_draft' answering once more.
         further: by temperature and arm, what was measured at further temperatures, on fewer prompts.
+        sampled_outputs: draws with the candidate and without a drafter.
         draft_lengths: the candidate with fewer draft tokens, on fewer prompts.
         train_served_gap: of the candidate, where it was measured.
         peak_memory_bytes: by arm, of the engine's processes while they were measured.
@@ -70,15 +82,23 @@ def build_report(
     excluded = {prompt_id: reason for arm in measured.values() for prompt_id, reason in arm.excluded.items()}
     kept = {arm: _without(one, excluded) for arm, one in measured.items()}
     _check_paired(kept)
+    settings = recipe.evaluation
     num_equal, num_compared = _equal_outputs(kept, settings.temperature)
     return AcceptanceReport(
         target=target,
+        recipe=recipe.name,
+        budget=budget,
+        look=look,
+        dtype=recipe.engine.dtype,
         temperature=settings.temperature,
         max_tokens=settings.max_tokens,
         prompt_digest=prompt_digest(prompts),
         arms=_arms(measured, kept, speed=speed, memory=peak_memory_bytes or {}),
         num_equal_outputs=num_equal,
         num_compared_outputs=num_compared,
+        divergences=_divergences(measured, excluded) if num_compared else {},
+        self_comparisons=_self_comparisons(measured, itself or {}, excluded),
+        sampled_outputs=tuple(sampled_outputs),
         excluded=excluded,
         further_temperatures=tuple(_further(temperature, arms) for temperature, arms in (further or {}).items()),
         draft_lengths=tuple(_shorter(one, excluded) for one in draft_lengths),
@@ -86,6 +106,28 @@ def build_report(
         engine_version=versions.pop(),
         created_at=now_utc(),
     )
+
+
+def _divergences(measured: Mapping[str, Measured], excluded: Mapping[str, str]) -> dict[str, Divergence]:
+    """Where the candidate's greedy answers part from no_draft's."""
+    plain, ours = (_answers(measured[arm], excluded) for arm in ("no_draft", "candidate"))
+    return divergences(plain, ours)
+
+
+def _self_comparisons(
+    measured: Mapping[str, Measured], itself: Mapping[int, Measured], excluded: Mapping[str, str]
+) -> tuple[SelfComparison, ...]:
+    if not itself:
+        return ()
+    plain = _answers(measured["no_draft"], excluded)
+    return tuple(
+        compare_with_itself(plain, _answers(again, excluded), num_in_flight=load)
+        for load, again in sorted(itself.items())
+    )
+
+
+def _answers(measured: Measured, excluded: Mapping[str, str]) -> dict[str, GreedyAnswer]:
+    return {name: answer for name, answer in measured.answers.items() if name not in excluded}
 
 
 def _arms(

@@ -136,23 +136,6 @@ def _round_ratios(ours: tuple[SpeedPoint, ...], theirs: tuple[SpeedPoint, ...], 
     return [a / b for a, b in zip(*rounds, strict=False) if b > 0] if len(rounds) == 2 else []
 
 
-def losslessness(report: AcceptanceReport, settings: GateSettings) -> RuleResult | None:
-    """Greedy outputs with the drafter equal those without it. Sampled ones differ anyway, so no rule above 0."""
-    if report.temperature > 0:
-        return None
-    equal, compared = report.num_equal_outputs, report.num_compared_outputs
-    verdict = Verdict.INCONCLUSIVE
-    if compared:
-        verdict = Verdict.PASS if equal / compared >= settings.min_equal_output_share else Verdict.FAIL
-    return RuleResult(
-        rule="losslessness",
-        verdict=verdict,
-        value=equal / compared if compared else None,
-        threshold=settings.min_equal_output_share,
-        detail=f"{equal} of {compared} outputs equal those without a drafter" if compared else "no_draft not measured",
-    )
-
-
 def train_served(gap: TrainServedGap | None, settings: GateSettings) -> RuleResult | None:
     """Teacher-forced, reference and served acceptance agree on the same prompts; None without a limit in the recipe."""
     if settings.max_train_served_gap is None:

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlflow.exceptions import MlflowException
 
@@ -19,18 +19,21 @@ from components.contracts import (
     CheckpointRef,
     GateDecision,
     Promotion,
+    Record,
     Release,
     TargetRef,
     Verdict,
     digest_checkpoint,
 )
-from components.errors import FingerprintMismatchError, RegistryError
+from components.errors import ConfigError, FingerprintMismatchError, RegistryError
 from components.registry.client import MISSING_CODES, Registry
 from components.registry.promotions import create_model, move_alias
 
 CHAMPION = "champion"
 CHALLENGER = "challenger"
 _COMPLETE_TAG = "dspark.release"
+
+RecordT = TypeVar("RecordT", bound=Record)
 
 
 def register_release(
@@ -196,15 +199,35 @@ def acceptance_report_of(registry: Registry, release: Release) -> AcceptanceRepo
     Raises:
         RegistryError: it is missing from the artifact store, or cannot be read.
     """
-    name = f"release-{release.gate_digest[:16]}/acceptance_report.json"
+    return _evidence(registry, release, AcceptanceReport, "acceptance_report.json")
+
+
+def gate_decision_of(registry: Registry, release: Release) -> GateDecision:
+    """The decision the release was registered by.
+
+    Raises:
+        RegistryError: it is missing from the artifact store, was changed, or is not the one that was registered.
+    """
+    decision = _evidence(registry, release, GateDecision, "gate_decision.json")
+    if decision.digest != release.gate_digest:
+        raise RegistryError(
+            f"the gate decision of {release.model_name} version {release.version} is not the registered one",
+            got=decision.digest,
+            expected=release.gate_digest,
+        )
+    return decision
+
+
+def _evidence(registry: Registry, release: Release, kind: type[RecordT], name: str) -> RecordT:
     with tempfile.TemporaryDirectory() as folder:
-        path = registry.download_artifact(release.run_id, name, destination=Path(folder))
+        path = registry.download_artifact(
+            release.run_id, f"release-{release.gate_digest[:16]}/{name}", destination=Path(folder)
+        )
         try:
-            return AcceptanceReport.model_validate_json(path.read_text())
-        except ValueError as error:
+            return kind.read(path)
+        except ConfigError as error:
             raise RegistryError(
-                f"{release.model_name} version {release.version} has a damaged acceptance report",
-                got=str(error).splitlines()[0],
+                f"{release.model_name} version {release.version} has a damaged {name}", got=error
             ) from error
 
 

@@ -239,7 +239,8 @@ def _inputs(report: AcceptanceReport, decision: GateDecision) -> str:
         ("engine", f"vLLM {report.engine_version}"),
         ("measured", f"{report.created_at:%Y-%m-%d %H:%M} UTC"),
         ("report digest", decision.report_digest),
-        ("signature", decision.signature),
+        ("decision, content digest", decision.content_digest),
+        ("signature", decision.signature or "none: no signing key was configured"),
     ]
     rows = [[escape(name), f"<code>{escape(value)}</code>"] for name, value in facts]
     return _table(["", ""], rows, numbers=())

@@ -41,6 +41,17 @@ class EvaluationSettings(Settings):
         default=64, ge=1, description="kept and checked together: what an engine that dies costs at most"
     )
 
+    num_draw_prompts: int = Field(
+        default=4,
+        ge=1,
+        description="Prompts whose first tokens are drawn many times at each temperature above 0, with the drafter and"
+        " without it, for the test of losslessness there.",
+    )
+    num_draws: int = Field(default=128, ge=20, description="Draws of each of those prompts on each of the two engines.")
+    draw_tokens: int = Field(
+        default=4, ge=2, description="Tokens of each draw; the first comes from the prefill and never from a draft."
+    )
+
     @model_validator(mode="after")
     def _distinct(self) -> Self:
         if min(self.temperatures) < 0 or len(set(self.temperatures)) != len(self.temperatures):

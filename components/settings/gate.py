@@ -46,6 +46,12 @@ class GateSettings(Settings):
     max_memory_growth: float | None = Field(
         default=None, ge=0, description="peak memory of the candidate's engine over no draft's, less 1; None: no rule"
     )
-    min_equal_output_share: float = Field(default=0.9, ge=0, le=1, description="greedy outputs equal to no draft's")
+    losslessness_alpha: float = Field(
+        default=0.005,
+        gt=0,
+        lt=0.5,
+        description="Chance that a drafter whose outputs are the target's own fails the comparison of outputs with the"
+        " plain engine, whatever share of outputs the machine's own rounding changes.",
+    )
     bootstrap_samples: int = Field(default=2000, ge=100, description="resamples behind each BCa interval")
     seed: int = Field(default=0, description="of the bootstrap: the same report always gets the same decision")

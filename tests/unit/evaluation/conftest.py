@@ -14,7 +14,9 @@ import pytest
 from components.contracts import (
     AcceptanceReport,
     ArmReport,
+    Divergence,
     PromptMeasurement,
+    SelfComparison,
     SpeedPoint,
     TargetFingerprint,
     TargetRef,
@@ -90,21 +92,62 @@ def arm() -> Callable[..., ArmReport]:
 
 @pytest.fixture
 def report() -> Callable[..., AcceptanceReport]:
-    def make(*arms: ArmReport, num_equal: int = 10, num_compared: int = 10, temperature: float = 0) -> AcceptanceReport:
+    def make(
+        *arms: ArmReport,
+        temperature: float = 0,
+        divergences: Mapping[str, Divergence] = {},
+        itself: Sequence[SelfComparison] | None = None,
+        further: Mapping[str, object] = {},
+    ) -> AcceptanceReport:
+        """A report whose plain engine agrees with itself and with the candidate, unless told otherwise."""
+        names = {one.arm for one in arms}
+        if "candidate" in names and "no_draft" not in names:
+            arms = (*arms, _plain_like(next(one for one in arms if one.arm == "candidate")))
+        by_name = {one.arm: {p.prompt_id: p.output_digest for p in one.prompts} for one in arms}
+        pairs = [
+            (digest, by_name.get("no_draft", {}).get(name))
+            for name, digest in by_name.get("candidate", {}).items()
+            if name in by_name.get("no_draft", {})
+        ]
+        if itself is None:
+            itself = [agreeing(by_name["no_draft"])] if "no_draft" in by_name and temperature == 0 else []
         return AcceptanceReport(
             target=TargetRef(name="t", path="p", source="s", fingerprint=FINGERPRINT, quantization="none"),
             temperature=temperature,
             max_tokens=64,
             prompt_digest="0" * 64,
             arms={one.arm: one for one in arms},
-            num_equal_outputs=num_equal,
-            num_compared_outputs=num_compared,
+            num_equal_outputs=sum(a == b for a, b in pairs) if temperature == 0 else 0,
+            num_compared_outputs=len(pairs) if temperature == 0 else 0,
+            divergences=dict(divergences),
+            self_comparisons=tuple(itself),
             train_served_gap=TrainServedGap(teacher_forced=1.5, reference=1.5, served=1.5, num_prompts=8),
             engine_version="0.0",
             created_at=datetime(2026, 1, 1, tzinfo=UTC),
+            **further,
         )
 
     return make
+
+
+def _plain_like(candidate: ArmReport) -> ArmReport:
+    """No draft, which answered as the candidate did."""
+    prompts = tuple(
+        one.model_copy(
+            update={"num_steps": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0, "accepted_by_position": ()}
+        )
+        for one in candidate.prompts
+    )
+    return arm_report(
+        "no_draft", prompts=prompts, speed=(), checkpoint_digest=None, num_draft_tokens=0, engine_counters={}
+    )
+
+
+def agreeing(digests: Mapping[str, str]) -> SelfComparison:
+    """The plain engine against itself where it answered the very same."""
+    return SelfComparison(
+        num_in_flight=20, digests=dict(digests), divergences={}, num_gaps=1_000, max_gap_change_nats=0.1
+    )
 
 
 @dataclass
@@ -156,8 +199,22 @@ class InProcessEngine:
         metrics = {"speculative_decoding": told} if told else None
         if payload.get("stream"):
             return httpx.Response(200, text=self._stream(num_tokens, usage, metrics))
-        choice = {"message": {"content": f"echo {payload['messages'][0]['content']}"}}
-        return httpx.Response(200, json={"choices": [choice], "usage": usage, "metrics": metrics})
+        choice: dict[str, Any] = {"message": {"content": f"echo {payload['messages'][0]['content']}"}}
+        told_ids: dict[str, Any] = {}
+        if payload.get("return_token_ids"):
+            told_ids = {"prompt_token_ids": [1, 2, 3]}
+            choice["token_ids"] = self.token_ids(payload, num_tokens)
+        if payload.get("logprobs"):
+            choice["logprobs"] = {"content": [self._place(token) for token in choice["token_ids"]]}
+        return httpx.Response(200, json={"choices": [choice], "usage": usage, "metrics": metrics, **told_ids})
+
+    def token_ids(self, payload: dict[str, Any], num_tokens: int) -> list[int]:
+        """Of an answer: the prompt's length, over and over."""
+        return [len(payload["messages"][0]["content"])] * num_tokens
+
+    def _place(self, token: int) -> dict[str, Any]:
+        best = {"token": f"token_id:{token}", "logprob": -0.5}
+        return best | {"top_logprobs": [best, {"token": f"token_id:{token + 1}", "logprob": -1.5}]}
 
     def _stream(self, num_tokens: int, usage: dict[str, int], metrics: object) -> str:
         chunks = [

@@ -12,7 +12,7 @@ from components.errors import EvaluationError
 from components.evaluation.acceptance import Measured
 from components.evaluation.measure import build_report, paired_acceptance_lengths
 from components.evaluation.prompts import Prompt, prompt_digest
-from components.settings import EvaluationSettings
+from components.settings import EvaluationSettings, load_recipe
 
 SETTINGS = EvaluationSettings(slices={"a": 2})
 TARGET = TargetRef(
@@ -31,7 +31,8 @@ def measured(
 
 def build(arms: list[Measured], *, settings: EvaluationSettings = SETTINGS) -> Any:
     by_arm = {one.endpoint.arm: one for one in arms}
-    return build_report(TARGET, measured=by_arm, speed={}, prompts=PROMPTS, settings=settings)
+    recipe = load_recipe("demo").model_copy(update={"evaluation": settings})
+    return build_report(TARGET, measured=by_arm, speed={}, prompts=PROMPTS, recipe=recipe)
 
 
 def test_perfect_and_useless_drafts(measurement: Callable[..., PromptMeasurement]) -> None:
@@ -133,7 +134,7 @@ def test_further_temperatures_memory_and_speed_alone(measurement: Callable[..., 
         measured={"candidate": candidate},
         speed={"scheduled": ()},
         prompts=PROMPTS,
-        settings=SETTINGS,
+        recipe=load_recipe("demo"),
         further={1.0: {"candidate": few}},
         peak_memory_bytes={"candidate": 7},
     )

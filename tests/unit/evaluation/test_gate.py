@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +9,8 @@ from typing import Any
 import pytest
 
 from components.contracts import AcceptanceReport, GateDecision, PromptMeasurement, Verdict
-from components.errors import ConfigError, EvaluationError
+from components.errors import EvaluationError
 from components.evaluation.decide import decide, overall_verdict
-from components.evaluation.gate import main
 from components.settings import GateSettings
 
 SETTINGS = GateSettings(min_acceptance_length=1.2)
@@ -43,6 +39,7 @@ def test_a_good_candidate_passes(report: Any, arm: Any, prompts: Any) -> None:
     assert decision.verdict is Verdict.PASS
     assert set(rules(decision)) == {
         "finite figures",
+        "figures follow from the prompts",
         "acceptance length",
         "position collapse",
         "draft coverage",
@@ -127,18 +124,6 @@ def test_speed_up_at_one(rates: dict[int, float], verdict: str, report: Any, arm
     assert rules(decision)["speed-up at 1 in flight"] == decision.verdict == verdict
 
 
-def test_losslessness(report: Any, arm: Any, prompts: Any) -> None:
-    candidate = arm("candidate", prompts(), num_draft_tokens=2)
-
-    def verdict_of(**outputs: Any) -> Verdict | None:
-        return rules(decide(report(candidate, **outputs), settings=SETTINGS)).get("losslessness")
-
-    assert verdict_of(num_equal=9) is Verdict.PASS
-    assert verdict_of(num_equal=8) is Verdict.FAIL
-    assert verdict_of(num_equal=0, num_compared=0) is Verdict.INCONCLUSIVE
-    assert verdict_of(num_equal=0, num_compared=0, temperature=1.0) is None
-
-
 def test_nan_fails(report: Any, arm: Any, prompts: Any) -> None:
     broken = arm("candidate", prompts(), num_draft_tokens=2).model_copy(update={"acceptance_length": float("nan")})
     decision = decide(report(broken), settings=SETTINGS)
@@ -149,11 +134,12 @@ def test_nan_fails(report: Any, arm: Any, prompts: Any) -> None:
 def test_report_about_another_target_fails(report: Any, arm: Any, prompts: Any) -> None:
     about = report(arm("candidate", prompts(), num_draft_tokens=2))
     ours = about.target.fingerprint
-    assert decide(about, settings=SETTINGS, expected_fingerprint=ours).verdict is Verdict.PASS
+    decision = decide(about, settings=SETTINGS, expected_fingerprint=ours)
+    assert decision.verdict is Verdict.PASS
     other = ours.model_copy(update={"weights": "f" * 64})
     decision = decide(about, settings=SETTINGS, expected_fingerprint=other)
     assert decision.verdict is Verdict.FAIL
-    assert "weights differ" in decision.rules[1].detail
+    assert "weights differ" in next(r for r in decision.rules if r.rule == "target fingerprint").detail
 
 
 def test_no_candidate_is_not_measured(report: Any, arm: Any, prompts: Any) -> None:
@@ -168,92 +154,7 @@ def test_same_decision_from_the_file(report: Any, arm: Any, prompts: Any, tmp_pa
     assert decide(again, settings=SETTINGS).digest == decide(first, settings=SETTINGS).digest
 
 
-def test_a_decision_is_checked_against_its_report_to_the_byte(
-    report: Any, arm: Any, prompts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arms = (arm("candidate", prompts((10, 6, 5)), num_draft_tokens=2), arm("champion", prompts(), num_draft_tokens=2))
-    measured = report(*arms).write(tmp_path / "report.json")
-    first, again = tmp_path / "decision.json", tmp_path / "again.json"
-    code = main(["--report", str(measured), "--recipe", "demo", "--out", str(first)])
-    assert main(["--report", str(measured), "--decision", str(first), "--out", str(again)]) == code
-    assert first.read_bytes() == again.read_bytes()
-    other = report(*arms, num_equal=9).write(tmp_path / "other.json")
-    with pytest.raises(ConfigError, match="made of another report"):
-        main(["--report", str(other), "--decision", str(first)])
-
-
-@pytest.mark.parametrize(
-    ("what", "changed"), [("verdict", "pass"), ("candidate_digest", "0" * 64), ("settings", {"alpha": 0.4})]
-)
-def test_a_tampered_decision_is_refused(
-    what: str, changed: Any, report: Any, arm: Any, prompts: Any, tmp_path: Path
-) -> None:
-    measured = report(arm("candidate", prompts((50, 1, 0)), num_draft_tokens=2)).write(tmp_path / "report.json")
-    path = tmp_path / "decision.json"
-    assert main(["--report", str(measured), "--recipe", "demo", "--out", str(path)]) == 1
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps(told | {what: changed}))
-    with pytest.raises(ConfigError, match="changed after it was signed"):
-        main(["--report", str(measured), "--decision", str(path)])
-    # Signed anew by whoever changed it, it still is not what the report gives.
-    forged = GateDecision.model_validate(told | {what: changed}).signed()
-    forged.write(path)
-    with pytest.raises(ConfigError, match="does not give this decision"):
-        main(["--report", str(measured), "--decision", str(path)])
-
-
-def test_measuring_is_asked_of_the_task_and_its_failure_is_not_a_verdict(
-    report: Any, arm: Any, prompts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: list[list[str]] = []
-
-    def run(command: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        if "broken" in command:
-            return subprocess.CompletedProcess(command, 1)
-        report(arm("candidate", prompts(), num_draft_tokens=2)).write(tmp_path / "acceptance_report.json")
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr("components.evaluation.gate.subprocess.run", run)
-    options = ["--recipe", "demo", "--out-dir", str(tmp_path), "--champion", "old"]
-    assert main(["--candidate", "new", *options]) == 0
-    assert commands[0][2:8] == ["tasks.measure_for_gate", "--candidate", "new", "--recipe", "demo", "--out-dir"]
-    assert commands[0][-2:] == ["--champion", "old"]
-    assert GateDecision.read(tmp_path / "gate_decision.json").verdict is Verdict.PASS
-    with pytest.raises(EvaluationError, match="could not be measured"):
-        main(["--candidate", "broken", *options])
-
-
 def test_overall_verdict() -> None:
     assert overall_verdict([Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL]) is Verdict.FAIL
     assert overall_verdict([Verdict.PASS, Verdict.INCONCLUSIVE]) is Verdict.INCONCLUSIVE
     assert overall_verdict([]) is Verdict.INCONCLUSIVE
-
-
-def test_exit_codes(report: Any, arm: Any, prompts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = report(arm("candidate", prompts(), num_draft_tokens=2)).write(tmp_path / "report.json")
-    out = tmp_path / "decision.json"
-    assert main(["--report", str(path), "--recipe", "demo", "--out", str(out)]) == 0
-    assert GateDecision.read(out).verdict is Verdict.PASS
-    assert "verdict: pass" in capsys.readouterr().out
-    poor = report(arm("candidate", prompts((50, 1, 0)), num_draft_tokens=2)).write(tmp_path / "poor.json")
-    assert main(["--report", str(poor), "--recipe", "demo"]) == 1
-    alone = report(arm("candidate", prompts(num=1), num_draft_tokens=2)).write(tmp_path / "one.json")
-    assert main(["--report", str(alone), "--recipe", "demo"]) == 2
-
-
-@pytest.mark.parametrize("arguments", [["--report", "nowhere.json", "--recipe", "demo"], ["--recipe", "demo"]])
-def test_command_line_exits_with_three_when_nothing_was_measured(arguments: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "components.evaluation.gate", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    assert done.returncode == 3
-    assert "error: " in done.stderr and "Traceback" not in done.stderr
-
-
-def test_nan_in_a_file_is_not_readable(report: Any, arm: Any, prompts: Any, tmp_path: Path) -> None:
-    path = report(arm("candidate", prompts(), num_draft_tokens=2)).write(tmp_path / "report.json")
-    broken = json.loads(path.read_text())
-    broken["arms"]["candidate"]["acceptance_length"] = None
-    path.write_text(json.dumps(broken))
-    command = [sys.executable, "-m", "components.evaluation.gate", "--report", str(path), "--recipe", "demo"]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=60).returncode == 3

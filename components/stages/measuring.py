@@ -1,5 +1,4 @@
-"""What the gate's flow and its command line share: measurements that outlive an engine, shorter drafts, the shipped
-schedule."""
+"""Measurements that outlive an engine, of shorter drafts, of the shipped schedule, and of the train-served gap."""
 
 from __future__ import annotations
 
@@ -38,21 +37,24 @@ def measure_surviving(
     engines: EnginePool,
     journals: Path,
     request_timeout_s: float,
+    with_logprobs: bool = False,
+    name: str | None = None,
     progress: Progress | None = None,
 ) -> Measured:
     """`measure_acceptance`, going on where it was when the engine dies: it is started again, up to twice.
 
     Args:
-        endpoint, prompts, settings, request_timeout_s, progress: as `measure_acceptance`.
+        endpoint, prompts, settings, request_timeout_s, with_logprobs, progress: as `measure_acceptance`.
         engines: the pool that started the engine; another's engine is not started again.
         journals: folder of the files that keep what was measured.
+        name: of this measurement's file, where an arm is measured more than once; None: the arm's.
 
     Raises:
         EvaluationError: as `measure_acceptance`, of an engine that lives or died too often.
         EngineError: it did not come up again.
     """
     served = (endpoint.checkpoint_digest or "plain")[:12]
-    journal = journals / f"{endpoint.arm}-{served}-at-{settings.temperature:g}.jsonl"
+    journal = journals / f"{name or endpoint.arm}-{served}-at-{settings.temperature:g}.jsonl"
     for num_revived in range(MAX_REVIVALS + 1):
         try:
             return measure_acceptance(
@@ -61,6 +63,7 @@ def measure_surviving(
                 settings=settings,
                 request_timeout_s=request_timeout_s,
                 journal=journal,
+                with_logprobs=with_logprobs,
                 progress=progress,
             )
         except EvaluationError as error:

@@ -1,14 +1,41 @@
-"""vLLM engines of a flow run, started when first asked for and shared until the run ends."""
+"""vLLM engines of one run by what they serve, started when first asked for and shared until the run ends."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from components.contracts import CheckpointRef, Release, TargetRef
 from components.hidden_states.launch import extraction_args
+from components.services.endpoints import Endpoints
 from components.serving.command import DraftSampleMethod, EngineSpec, resolve_device
 from components.serving.engine import Engine
-from tasks.loop import Loop
+from components.serving.pool import EnginePool
+from components.settings import Recipe
+
+
+class EngineHost(Protocol):
+    """Who starts engines: a flow run, or a command line of its own."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """How engines are started, and what is measured on them."""
+
+    @property
+    def engines(self) -> EnginePool:
+        """The engines of this run."""
+
+
+class StreamHost(EngineHost, Protocol):
+    """A host whose engines may also put hidden states into the store."""
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where the store is."""
+
+    @property
+    def segment_mib(self) -> int:
+        """Store memory that an extraction engine contributes, MiB."""
 
 
 def plain_key(target: TargetRef) -> str:
@@ -16,28 +43,28 @@ def plain_key(target: TargetRef) -> str:
     return f"plain/{target.fingerprint.digest}"
 
 
-def plain_engine(loop: Loop, target: TargetRef) -> Engine:
+def plain_engine(host: EngineHost, target: TargetRef) -> Engine:
     """Start (or find) the engine that serves the target with no drafter."""
 
     def make_spec(port: int) -> EngineSpec:
-        return _spec(loop, target, name="plain", port=port)
+        return _spec(host, target, name="plain", port=port)
 
-    return loop.engines.start(plain_key(target), make_spec, fingerprint=target.fingerprint)
+    return host.engines.start(plain_key(target), make_spec, fingerprint=target.fingerprint)
 
 
 def drafting_engine(
-    loop: Loop, target: TargetRef, checkpoint: CheckpointRef, *, name: str, allow_unbound: bool = False
+    host: EngineHost, target: TargetRef, checkpoint: CheckpointRef, *, name: str, allow_unbound: bool = False
 ) -> Engine:
     """Start (or find) the engine that serves the target with the drafter of `checkpoint`."""
 
     def make_spec(port: int) -> EngineSpec:
         # Sampled requests need drafts from the distributions; those at temperature 0 are drafted by argmax either way.
-        is_sampled = max(loop.recipe.evaluation.temperatures) > 0
+        is_sampled = max(host.recipe.evaluation.temperatures) > 0
         sample_method: DraftSampleMethod = "probabilistic" if is_sampled else "greedy"
-        return _spec(loop, target, name=name, port=port, checkpoint=checkpoint, draft_sample_method=sample_method)
+        return _spec(host, target, name=name, port=port, checkpoint=checkpoint, draft_sample_method=sample_method)
 
     key = _drafting_key(target, checkpoint)
-    return loop.engines.start(key, make_spec, fingerprint=target.fingerprint, allow_unbound=allow_unbound)
+    return host.engines.start(key, make_spec, fingerprint=target.fingerprint, allow_unbound=allow_unbound)
 
 
 def released_key(release: Release) -> str:
@@ -45,7 +72,7 @@ def released_key(release: Release) -> str:
     return f"released/{_drafting_key(release.target, release.checkpoint)}/{release.speculative_schedule}"
 
 
-def released_engine(loop: Loop, release: Release) -> Engine:
+def released_engine(host: EngineHost, release: Release) -> Engine:
     """Start (or find) the engine that serves a release the way it will be in production.
 
     With its speculative schedule, and drafting from the distributions, since clients choose the temperature: greedy
@@ -54,7 +81,7 @@ def released_engine(loop: Loop, release: Release) -> Engine:
 
     def make_spec(port: int) -> EngineSpec:
         return _spec(
-            loop,
+            host,
             release.target,
             name=f"v{release.version}",
             port=port,
@@ -63,17 +90,17 @@ def released_engine(loop: Loop, release: Release) -> Engine:
             draft_sample_method="probabilistic",
         )
 
-    return loop.engines.start(released_key(release), make_spec, fingerprint=release.target.fingerprint)
+    return host.engines.start(released_key(release), make_spec, fingerprint=release.target.fingerprint)
 
 
 def scheduled_engine(
-    loop: Loop, target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]
+    host: EngineHost, target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]
 ) -> Engine:
     """Start the engine that serves the drafter with a schedule, as a release of it would be."""
 
     def make_spec(port: int) -> EngineSpec:
         return _spec(
-            loop,
+            host,
             target,
             name="scheduled",
             port=port,
@@ -82,19 +109,19 @@ def scheduled_engine(
             draft_sample_method="probabilistic",
         )
 
-    return loop.engines.start(_scheduled_key(target, checkpoint, schedule), make_spec, fingerprint=target.fingerprint)
+    return host.engines.start(_scheduled_key(target, checkpoint, schedule), make_spec, fingerprint=target.fingerprint)
 
 
 def stop_scheduled_engine(
-    loop: Loop, target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]
+    host: EngineHost, target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]
 ) -> None:
     """Stop the engine `scheduled_engine` started."""
-    loop.engines.stop(_scheduled_key(target, checkpoint, schedule))
+    host.engines.stop(_scheduled_key(target, checkpoint, schedule))
 
 
-def stop_drafting_engine(loop: Loop, target: TargetRef, checkpoint: CheckpointRef) -> None:
+def stop_drafting_engine(host: EngineHost, target: TargetRef, checkpoint: CheckpointRef) -> None:
     """Stop the engine `drafting_engine` started for this pair."""
-    loop.engines.stop(_drafting_key(target, checkpoint))
+    host.engines.stop(_drafting_key(target, checkpoint))
 
 
 def extraction_key(target: TargetRef, stream_run_id: str) -> str:
@@ -102,21 +129,21 @@ def extraction_key(target: TargetRef, stream_run_id: str) -> str:
     return f"extract/{target.fingerprint.digest}/{stream_run_id}"
 
 
-def extraction_engine(loop: Loop, target: TargetRef, *, stream_run_id: str, num_hidden_layers: int) -> Engine:
+def extraction_engine(host: StreamHost, target: TargetRef, *, stream_run_id: str, num_hidden_layers: int) -> Engine:
     """Start the engine that puts hidden states into the store under `stream_run_id`."""
     args, environment = extraction_args(
-        settings=loop.recipe.stream,
+        settings=host.recipe.stream,
         num_hidden_layers=num_hidden_layers,
-        store=loop.endpoints.store,
+        store=host.endpoints.store,
         run_id=stream_run_id,
         fingerprint=target.fingerprint,
-        segment_mib=loop.segment_mib,
+        segment_mib=host.segment_mib,
     )
 
     def make_spec(port: int) -> EngineSpec:
-        return _spec(loop, target, name="extract", port=port, extra_args=tuple(args), extra_env=environment)
+        return _spec(host, target, name="extract", port=port, extra_args=tuple(args), extra_env=environment)
 
-    return loop.engines.start(extraction_key(target, stream_run_id), make_spec, fingerprint=target.fingerprint)
+    return host.engines.start(extraction_key(target, stream_run_id), make_spec, fingerprint=target.fingerprint)
 
 
 def _scheduled_key(target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]) -> str:
@@ -128,7 +155,7 @@ def _drafting_key(target: TargetRef, checkpoint: CheckpointRef) -> str:
 
 
 def _spec(
-    loop: Loop,
+    host: EngineHost,
     target: TargetRef,
     *,
     name: str,
@@ -143,9 +170,9 @@ def _spec(
         name=f"{name}-{port}",
         model_path=str(Path(target.path)),
         served_model_name=target.name,
-        settings=loop.recipe.engine,
+        settings=host.recipe.engine,
         port=port,
-        device=resolve_device(loop.recipe.engine),
+        device=resolve_device(host.recipe.engine),
         checkpoint=checkpoint,
         schedule=schedule,
         draft_sample_method=draft_sample_method,
