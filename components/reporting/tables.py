@@ -101,12 +101,23 @@ def _by_slice(report: AcceptanceReport) -> Table:
     rows.append(("all", str(len(first.prompts)), *(_value_in(arm) for arm in arms)))
     rows.append(("draft coverage", "", *(f"{arm.draft_coverage:.1%}" for arm in arms)))
     note = "Tokens per target step, bonus token included; in brackets the 95 % interval over prompts."
-    if report.num_compared_outputs:
-        note += f" Outputs equal to no draft: {report.num_equal_outputs} of {report.num_compared_outputs}."
+    note += _equal_outputs(report)
     if report.excluded:
         note += f" Left out because too long: {len(report.excluded)}."
     columns = ("slice", "prompts", *(label(arm.arm) for arm in arms))
     return Table("Served acceptance length", columns, tuple(rows), note=note, plots=("acceptance_by_slice",))
+
+
+def _equal_outputs(report: AcceptanceReport) -> str:
+    """Greedy outputs equal to no draft's, beside how many no draft itself answers alike."""
+    if not report.num_compared_outputs:
+        return ""
+    words = f" Outputs equal to no draft: {report.num_equal_outputs} of {report.num_compared_outputs}"
+    own = [
+        f"{one.num_compared - len(one.divergences)} of {one.num_compared} at {one.num_in_flight} in flight"
+        for one in report.self_comparisons
+    ]
+    return f"{words}; no draft's own, answered again: {', '.join(own)}." if own else f"{words}."
 
 
 def _by_position(report: AcceptanceReport) -> Iterator[Table]:

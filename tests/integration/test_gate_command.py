@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -15,12 +14,12 @@ from components.contracts import AcceptanceReport, CheckpointRef, GateDecision
 from components.drafter.build import build_drafter
 from components.drafter.checkpoint import export_checkpoint
 from components.evaluation.acceptance import expected_counters
-from components.evaluation.gate import main as gate_main
 from components.serving import guard
 from components.serving.engine import Engine
 from components.settings import DrafterSettings, load_recipe
+from components.stages import gate as gate_stage
+from components.stages.gate_command import main as gate_main
 from components.targets.fingerprint import make_target_ref
-from tasks import measure_for_gate
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +35,7 @@ RECIPE = {
     "evaluation": {
         "slices": {"gsm_symbolic": 6, "conversations": 6}, "max_tokens": 24, "temperatures": [0.0, 1.0],
         "num_sampled_prompts": 4, "speed_concurrency": [1], "speed_requests": 2, "speed_repeats": 1,
-        "draft_lengths": [1, 3], "prompts_per_checkpoint": 4, "max_excluded_share": 0.0,
+        "draft_lengths": [1, 3], "prompts_per_checkpoint": 4, "max_excluded_share": 0.0, "num_draws": 20,
     },
     "gate": {"min_acceptance_length": 1.2, "max_memory_growth": 0.5},
 }  # fmt: skip
@@ -76,19 +75,22 @@ def test_a_candidate_is_measured_and_decided_on_though_its_engine_dies(
     candidate: CheckpointRef, recipe: Path, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines: dict[str, Engine] = {}
-    start = measure_for_gate.Gate.start
+    start = gate_stage.drafting_engine
 
-    def noted(self: Any, arm: str, *args: Any) -> Engine:
-        engines[arm] = start(self, arm, *args)
-        return engines[arm]
+    def noted(*args: Any, name: str, **options: Any) -> Engine:
+        engines[name] = start(*args, name=name, **options)
+        return engines[name]
 
-    monkeypatch.setattr(measure_for_gate.Gate, "start", noted)
+    monkeypatch.setattr(gate_stage, "drafting_engine", noted)
+    monkeypatch.setenv("DSPARK_STATE_DIR", str(tmp_path / "state"))
     out_dir = tmp_path / "out"
     killer = threading.Thread(target=kill_once_measured, args=(engines, out_dir / "measurements"))
     killer.start()
     arguments = ["--candidate", candidate.path, "--target", str(tiny_target), "--recipe", str(recipe)]
-    measure_for_gate.main([*arguments, "--out-dir", str(out_dir)])
+    code = gate_main([*arguments, "--out-dir", str(out_dir)])
     killer.join()
+
+    assert code == 1  # a random drafter is none
 
     assert list((out_dir / "logs").glob("candidate-restart-*.log")), "the engine was not started again"
     report = AcceptanceReport.read(out_dir / "acceptance_report.json")
@@ -109,12 +111,15 @@ def test_a_candidate_is_measured_and_decided_on_though_its_engine_dies(
     assert shorter.arm.speed and shorter.no_draft_speed and len(shorter.arm.acceptance_by_position) == 1
     assert all(prompt.num_draft_tokens == prompt.num_steps for prompt in shorter.arm.prompts)
 
-    # The command line decides on what was measured: a random drafter is none.
-    decision = out_dir / "decision.json"
-    code = gate_main(
-        ["--report", str(out_dir / "acceptance_report.json"), "--recipe", str(recipe), "--out", str(decision)]
-    )
-    assert code == 1
-    told = {rule.rule: rule.verdict for rule in GateDecision.read(decision).rules}
-    assert told["acceptance length"] == "fail" and told["losslessness"] == "pass" and "memory" in told
-    assert json.loads(decision.read_text())["signature"] in (out_dir / "gate.html").read_text()
+    # Deciding on what was measured, and checking the decision, say the same.
+    decision, measured_report = out_dir / "gate_decision.json", str(out_dir / "acceptance_report.json")
+    about = ["--recipe", str(recipe), "--report", measured_report]
+    assert gate_main([*about, "--decision", str(decision)]) == 1
+    assert gate_main([*about, "--out", str(out_dir / "again.json")]) == 1
+    assert decision.read_bytes() == (out_dir / "again.json").read_bytes()
+    told = {rule.rule: rule for rule in GateDecision.read(decision).rules}
+    assert told["measured as the recipe asks"].verdict == "pass", told["measured as the recipe asks"].detail
+    assert told["acceptance length"].verdict == "fail" and "memory" in told
+    assert told["losslessness"].verdict == "pass" and told["losslessness at temperature 1"].verdict == "pass"
+    assert [one.num_in_flight for one in report.self_comparisons] == [4, 8]  # 4 x (3 + 1) rows, of 8 at most
+    assert GateDecision.read(decision).content_digest in (out_dir / "plots" / "gate.html").read_text()

@@ -115,7 +115,6 @@ def report() -> Callable[..., AcceptanceReport]:
             target=TargetRef(name="t", path="p", source="s", fingerprint=FINGERPRINT, quantization="none"),
             temperature=temperature,
             max_tokens=64,
-            prompt_digest="0" * 64,
             arms={one.arm: one for one in arms},
             num_equal_outputs=sum(a == b for a, b in pairs) if temperature == 0 else 0,
             num_compared_outputs=len(pairs) if temperature == 0 else 0,
@@ -124,7 +123,7 @@ def report() -> Callable[..., AcceptanceReport]:
             train_served_gap=TrainServedGap(teacher_forced=1.5, reference=1.5, served=1.5, num_prompts=8),
             engine_version="0.0",
             created_at=datetime(2026, 1, 1, tzinfo=UTC),
-            **further,
+            **({"prompt_digest": "0" * 64} | dict(further)),
         )
 
     return make

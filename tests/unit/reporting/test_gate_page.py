@@ -87,7 +87,7 @@ def decision() -> GateDecision:
         candidate_digest="c", champion_digest="h", target_fingerprint=FINGERPRINT, report_digest="r", rules=rules,
         verdict=Verdict.INCONCLUSIVE, speculative_schedule=((1, 1, 2), (2, 64, 0)), drafter_out_above=1,
         created_at=START,
-    ).signed()  # fmt: skip
+    ).sealed(b"0123456789abcdef")  # fmt: skip
 
 
 class Links(HTMLParser):
@@ -127,7 +127,7 @@ def test_figures_and_words_of_the_decision_are_on_the_page(report: AcceptanceRep
     assert "1.42x" in page and "Take the drafter out above 1 requests in flight." in page
     assert "Break-even with no draft at about 3.2" in page
     assert "print &lt;b&gt;this&lt;/b&gt;" in page and "<b>this" not in page and "too &lt;long&gt;" in page
-    assert decision.signature in page
+    assert decision.content_digest in page and str(decision.signature) in page
 
 
 def test_prompts_lost_most_come_first(report: AcceptanceReport) -> None:

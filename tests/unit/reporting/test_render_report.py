@@ -18,8 +18,11 @@ from components.contracts import (
     CanaryStep,
     ChangeAction,
     ChangeKind,
+    Divergence,
     GateDecision,
+    PromptMeasurement,
     RuleResult,
+    SelfComparison,
     SpeedPoint,
     StageTiming,
     TargetFingerprint,
@@ -61,6 +64,18 @@ def arm(name: str, length: float, *, num_positions: int, rates: dict[int, float]
     )
 
 
+def answering(one: ArmReport, last: str) -> ArmReport:
+    """The arm with three prompts, of which the last has another output."""
+    prompts = tuple(
+        PromptMeasurement(
+            prompt_id=f"maths/{n}", slice="maths", num_prompt_tokens=9, num_output_tokens=9, num_steps=0,
+            num_draft_tokens=0, num_accepted_tokens=0, accepted_by_position=(), latency_s=1, output_digest=digest,
+        )
+        for n, digest in enumerate(("same", "same", last))
+    )  # fmt: skip
+    return one.model_copy(update={"prompts": prompts})
+
+
 def calibration() -> Calibration:
     """Of an overconfident head with four draft positions."""
     draws = np.random.default_rng(0)
@@ -83,9 +98,17 @@ def full(bare: LifecycleReport) -> LifecycleReport:
         arm("untrained", 1.002, num_positions=4, rates={}),
         arm("no_draft", 1.0, num_positions=0, rates={1: 43, 8: 237}),
     ]
+    arms[0], arms[2] = answering(arms[0], "different"), answering(arms[2], "same")
     acceptance = AcceptanceReport(
         target=TARGET, temperature=0, max_tokens=64, prompt_digest="p", arms={a.arm: a for a in arms},
-        num_equal_outputs=47, num_compared_outputs=48, engine_version="1", created_at=START,
+        num_equal_outputs=2, num_compared_outputs=3, engine_version="1", created_at=START,
+        divergences={"maths/2": Divergence(position=4, margin_nats=0.1)},
+        self_comparisons=(
+            SelfComparison(
+                num_in_flight=20, digests={"maths/0": "same", "maths/1": "same"}, divergences={}, num_gaps=300,
+                max_gap_change_nats=0.1,
+            ),
+        ),
     )  # fmt: skip
     rule = RuleResult(rule="acceptance length", verdict=Verdict.PASS, value=1.731, threshold=1.2, detail="a | b")
     paired = RuleResult(
@@ -139,7 +162,7 @@ def test_an_arm_of_which_only_speed_was_measured_has_no_acceptance(full: Lifecyc
 
 
 FIGURES = [
-    "1.731 [1.63, 1.83]", "1.731 [1.53, 1.93]", "1.002", "98.0%", "47 of 48", "1.42x", "0.70x", "61 (92), 7 (9)",
+    "1.731 [1.63, 1.83]", "1.731 [1.53, 1.93]", "1.002", "98.0%", "2 of 3", "2 of 2 at 20 in flight", "1.42x", "0.70x", "61 (92), 7 (9)",
     "1-4: 4, 5-64: 0", "3 min 20 s", "5.0%", "8.0 GiB", "rolled back to no draft", "1.750", "0.062", "200",
     "drafts 1 to 4", "3,000 blocks of 100 held-out conversations", f"{calibration().after.ece:.4f}",
 ]  # fmt: skip
