@@ -18,9 +18,12 @@ from typing import Any
 
 import httpx
 
+from components.serving import guard
+
 # Safety nets: a slow machine takes minutes.
 STARTUP_TIMEOUT_S = 900.0
 REQUEST_TIMEOUT_S = 900.0
+STOP_GRACE_S = 10.0
 MODEL = "target"
 
 
@@ -53,6 +56,10 @@ def serve(
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
     if trace:
         environment["DSPARK_CPU_TRACE"] = str(trace)
+    # Ends the engine with this process, even if that is killed.
+    owner_file = log.with_suffix(".owner")
+    guard.write_owner(owner_file, os.getpid())
+    command = [sys.executable, "-I", str(guard.__file__), str(owner_file), str(STOP_GRACE_S), *command]
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
@@ -139,12 +146,10 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    # The engine core is a child of its own: the whole session that this process started is ended.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
+    members = guard.session_members(process.pid)
+    process.terminate()  # the guard ends the rest
     with suppress(subprocess.TimeoutExpired):
-        process.wait(60)
-    # Whatever of it outlived that; the leader's pid stays the group's as long as a member lives.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        process.wait(10 * STOP_GRACE_S)
+    if process.poll() is None:
+        guard.kill_all([process.pid, *members], signal.SIGKILL)
+        process.wait()
