@@ -18,7 +18,7 @@ show_report = where() { $(PY) -m components.services.where "$$1"; }; \
 	printf 'Prefect UI  %s\nMLflow UI   %s\n\n' "$$(where prefect_api_url | sed 's|/api$$||')" "$$(where mlflow_url)"; \
 	$(PY) -m components.reporting.show "$$(where state_dir)"
 
-.PHONY: help setup up down demo demo-target-change test check bench clean
+.PHONY: help setup up down demo demo-target-change test test-long check bench clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -40,7 +40,10 @@ demo-target-change: up ## the target changes twice; the drafter is re-measured, 
 	@$(follow) 'demo-target-change/demo' --timeout-s $(DEMO_TIMEOUT_S)
 	@$(show_report)
 
-test: setup check ## checks, then unit, integration and end-to-end tests, on free ports
+test: setup check ## checks, then unit, integration and end-to-end tests without the long ones, on free ports
+	@$(PY) -m pytest -m 'not long' $(PYTEST_ARGS) tests/unit tests/integration tests/e2e
+
+test-long: setup check ## checks, then every test: faults, kills, several processes, target changes too
 	@$(PY) -m pytest $(PYTEST_ARGS) tests/unit tests/integration tests/e2e
 
 check: setup ## ruff, strict typing, import contracts

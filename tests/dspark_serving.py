@@ -11,15 +11,19 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-STARTUP_TIMEOUT_S = 240.0
-REQUEST_TIMEOUT_S = 240.0
+from components.serving import guard
+
+# Safety nets: a slow machine takes minutes.
+STARTUP_TIMEOUT_S = 900.0
+REQUEST_TIMEOUT_S = 900.0
+STOP_GRACE_S = 10.0
 MODEL = "target"
 
 
@@ -52,6 +56,10 @@ def serve(
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
     if trace:
         environment["DSPARK_CPU_TRACE"] = str(trace)
+    # Ends the engine with this process, even if that is killed.
+    owner_file = log.with_suffix(".owner")
+    guard.write_owner(owner_file, os.getpid())
+    command = [sys.executable, "-I", str(guard.__file__), str(owner_file), str(STOP_GRACE_S), *command]
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
@@ -129,7 +137,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
                 f"the engine ended with {process.returncode}:\n" + "\n".join(log.read_text().splitlines()[-60:])
             )
         try:
-            if httpx.get(f"{url}/health", timeout=2).status_code == httpx.codes.OK:
+            if httpx.get(f"{url}/health", timeout=10).status_code == httpx.codes.OK:
                 return
         except httpx.TransportError:
             pass
@@ -138,11 +146,10 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    # The engine core is a child of its own: the whole session that this process started is ended.
-    for sign, wait_s in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
-        if process.poll() is None:
-            os.killpg(process.pid, sign)
-            try:
-                process.wait(wait_s)
-            except subprocess.TimeoutExpired:
-                continue
+    members = guard.session_members(process.pid)
+    process.terminate()  # the guard ends the rest
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(10 * STOP_GRACE_S)
+    if process.poll() is None:
+        guard.kill_all([process.pid, *members], signal.SIGKILL)
+        process.wait()

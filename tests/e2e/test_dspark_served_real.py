@@ -10,7 +10,6 @@ from dspark_serving import complete, serve
 from transformers import AutoTokenizer
 
 from components.settings import load_recipe
-from components.targets.resolve import resolve_target
 
 pytestmark = pytest.mark.e2e
 
@@ -30,12 +29,6 @@ REQUESTS = (
     "What is the best question to ask about {}?",
     "Translate 'I like {}' into French.",
 )
-
-
-@pytest.fixture(scope="module")
-def real_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    recipe = load_recipe("demo")
-    return Path(resolve_target(recipe.target, cache_dir=tmp_path_factory.mktemp("cache"), engine=recipe.engine).path)
 
 
 def make_prompts(target: Path) -> list[list[int]]:

@@ -53,11 +53,11 @@ class Master:
     def start(self) -> None:
         with self._log_path.open("a") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
-        wait_until(lambda: answers(self.endpoint.metrics_url), timeout_s=20)
+        wait_until(lambda: answers(self.endpoint.metrics_url), timeout_s=120)
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def running_master(folder: Path) -> Iterator[Master]:
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=2).is_success
+        return httpx.get(url, timeout=10).is_success
     except httpx.HTTPError:
         return False
 
@@ -236,4 +236,4 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process started in its own session, with all its children."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=20)
+    process.wait(timeout=60)

@@ -26,9 +26,9 @@ pytestmark = pytest.mark.integration
 
 FINGERPRINT = TargetFingerprint(weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64)
 SETTINGS = EngineSettings(
-    device="cpu", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=256, kv_cache_gib=0.1, startup_timeout_s=180
+    device="cpu", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=256, kv_cache_gib=0.1, startup_timeout_s=900
 )
-ORPHAN_LIMIT_S = 15.0
+ORPHAN_LIMIT_S = 60.0  # an engine has ten seconds for its own end; the rest is for a slow machine
 
 OWNER = """
 import sys, time
@@ -71,7 +71,7 @@ def test_engine_answers_counts_and_leaves_nothing(tiny_target: Path, tmp_path: P
             "max_tokens": 5,
             "ignore_eos": True,
         }
-        answer = httpx.post(f"{engine.url}/v1/chat/completions", json=body, timeout=60)
+        answer = httpx.post(f"{engine.url}/v1/chat/completions", json=body, timeout=600)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 5
         assert spec_decode_counters(engine.url)["generation_tokens"] == 5
@@ -86,7 +86,7 @@ def test_engine_answers_counts_and_leaves_nothing(tiny_target: Path, tmp_path: P
 
 def assert_idle_connection_is_kept(engine: Engine) -> None:
     """vLLM closes one after 5 s, which is when httpx stops using it: requests of a measurement were lost at times."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", engine.spec.port, timeout=30)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", engine.spec.port, timeout=300)) as connection:
         connection.request("GET", "/v1/models")
         assert connection.getresponse().read()
         time.sleep(6)
@@ -136,6 +136,7 @@ def test_port_of_another_process(tiny_target: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "engine.log").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["starting", "ready"])
 def test_nothing_survives_the_kill_of_its_owner(tiny_target: Path, tmp_path: Path, when: str) -> None:
     arguments = [SETTINGS.model_dump_json(), str(tiny_target), str(free_port()), str(tmp_path / "engine.log")]
@@ -157,6 +158,7 @@ def test_nothing_survives_the_kill_of_its_owner(tiny_target: Path, tmp_path: Pat
         owner.stdout.close()
 
 
+@pytest.mark.long
 def test_nothing_survives_the_kill_of_its_guard(tiny_target: Path, tmp_path: Path) -> None:
     engine = Engine.start(make_spec(tiny_target), log_path=tmp_path / "engine.log", fingerprint=None).wait_ready()
     members = guard.session_members(engine.identity.pid)

@@ -44,7 +44,13 @@ SETTINGS = EvaluationSettings(
     speed_repeats=2,
 )
 ENGINE = EngineSettings(
-    device="cpu", dtype="float32", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=256, kv_cache_gib=0.1
+    device="cpu",
+    dtype="float32",
+    max_model_len=256,
+    max_num_seqs=8,
+    max_num_batched_tokens=256,
+    kv_cache_gib=0.1,
+    startup_timeout_s=900,
 )
 
 
@@ -155,7 +161,7 @@ def test_foreign_traffic_makes_the_counts_differ(
     def intrude(what: str, num_done: int, num_total: int) -> None:
         if num_done == 1:
             payload = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
-            httpx.post(f"{endpoint.url}/v1/chat/completions", json=payload, timeout=60).raise_for_status()
+            httpx.post(f"{endpoint.url}/v1/chat/completions", json=payload, timeout=600).raise_for_status()
 
     with pytest.raises(EvaluationError, match="counters and its per-request metrics differ"):
         measure_acceptance(endpoint, PROMPTS, settings=SETTINGS, progress=intrude)
@@ -181,5 +187,5 @@ def test_engine_that_is_not_there() -> None:
 async def _version_of(endpoint: ArmEndpoint) -> str:
     from components.evaluation.engine_client import EngineClient
 
-    async with EngineClient(endpoint, temperature=0, max_tokens=8, timeout_s=5) as client:
+    async with EngineClient(endpoint, temperature=0, max_tokens=8, timeout_s=30) as client:
         return await client.version()

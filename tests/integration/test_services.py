@@ -8,14 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 import yaml
-from running_services import Services
+from running_services import Services, running_services
 
 from components.services.endpoints import REPO_DIR, STATE_FILE, Endpoints, load_endpoints
 from components.services.ports import PORT_FIELDS
@@ -23,57 +22,16 @@ from components.services.processes import run_processes
 
 pytestmark = pytest.mark.integration
 
-FLOW = """
-import logging, os, subprocess, time
-import tasks
-from prefect import flow, get_run_logger
-
-@flow(name="inner-flow")
-def inner():
-    logging.getLogger("components.probe").info("said by a component")
-
-@flow(name="probe-flow")
-def probe_flow(seconds: int = 0, fail: bool = False):
-    get_run_logger().info("working in %s", os.getcwd())
-    inner()
-    child = subprocess.Popen(["sleep", "600"]) if seconds else None
-    time.sleep(seconds)
-    if fail:
-        raise ValueError("asked to fail")
-"""
-
-DEPLOYMENT = {
-    "name": "demo",
-    "entrypoint": "probe_flows.probe_flow",
-    "parameters": {"seconds": 0},
-    "work_pool": {"name": "dspark"},
-}
-
-
-@pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Services that are up, serving the repository's deployments and a probe."""
-    folder = tmp_path_factory.mktemp("services")
-    (folder / "probe_flows.py").write_text(FLOW)
-    prefect_file = yaml.safe_load((REPO_DIR / "prefect.yaml").read_text())
-    prefect_file["deployments"].append(DEPLOYMENT)
-    (folder / "prefect.yaml").write_text(yaml.safe_dump(prefect_file))
-    services = Services(folder)
-    services.environment |= {"DSPARK_PREFECT_FILE": str(folder / "prefect.yaml"), "PYTHONPATH": str(folder)}
-    up = services.run("up")
-    assert up.returncode == 0, up.stdout + up.stderr
-    try:
-        yield services
-    finally:
-        services.run("down")
+ANSWER_TIMEOUT_S = 60.0
+"""How long a service on this machine may take to answer: a safety net."""
 
 
 def test_up_serves_everything_and_says_where(services: Services) -> None:
     endpoints = load_endpoints(services.state_dir)
     for url in (f"{endpoints.prefect_api_url}/health", f"{endpoints.mlflow_url}/health", endpoints.store.metrics_url):
-        assert httpx.get(url).status_code == 200
-    assert "master_key_count" in httpx.get(endpoints.store.metrics_url).text
-    assert "candidate" in httpx.get(f"{endpoints.haproxy_stats_url};csv").text
+        assert httpx.get(url, timeout=ANSWER_TIMEOUT_S).status_code == 200
+    assert "master_key_count" in httpx.get(endpoints.store.metrics_url, timeout=ANSWER_TIMEOUT_S).text
+    assert "candidate" in httpx.get(f"{endpoints.haproxy_stats_url};csv", timeout=ANSWER_TIMEOUT_S).text
     again = services.run("up")
     assert again.returncode == 0 and "already up" in again.stdout
     assert endpoints.mlflow_url in again.stdout and f"PREFECT_API_URL={endpoints.prefect_api_url}" in again.stdout
@@ -82,13 +40,13 @@ def test_up_serves_everything_and_says_where(services: Services) -> None:
 
 
 def test_prefect_command_line_lists_and_watches_deployments(services: Services) -> None:
-    services.environment["PREFECT_API_URL"] = services.state.endpoints.prefect_api_url
-    listing = services.python("-m", "prefect", "deployment", "ls")
+    prefect = {"PREFECT_API_URL": services.state.endpoints.prefect_api_url}
+    listing = services.python("-m", "prefect", "deployment", "ls", variables=prefect)
     expected = yaml.safe_load((REPO_DIR / "prefect.yaml").read_text())["deployments"]
     for deployment in expected:
         flow_name = deployment["entrypoint"].rpartition(".")[2].replace("_", "-")
         assert f"{flow_name}/{deployment['name']}" in listing.stdout, listing.stdout + listing.stderr
-    watched = services.python("-m", "prefect", "deployment", "run", "probe-flow/demo", "--watch")
+    watched = services.python("-m", "prefect", "deployment", "run", "probe-flow/demo", "--watch", variables=prefect)
     assert watched.returncode == 0, watched.stdout + watched.stderr
 
 
@@ -118,27 +76,36 @@ def test_interrupting_follow_cancels_the_run(services: Services) -> None:
             break
     follow.terminate()
     rest = follow.stdout.read()
-    assert follow.wait(timeout=150) == 130
+    assert follow.wait(timeout=600) == 130
     assert "the run ended: CANCELLED" in rest
 
 
+@pytest.mark.long
 def test_a_service_that_dies_comes_back_and_the_others_stay(services: Services) -> None:
     endpoints = services.state.endpoints
     masters = [p for p in run_processes(services.state.run_id) if p.name() == "mooncake_master"]
     before = {p.pid for p in run_processes(services.state.run_id) if "haproxy" in p.name()}
     assert len(masters) == 1
     masters[0].kill()
-    masters[0].wait(timeout=10)
+    masters[0].wait(timeout=60)
     _wait_for(lambda: _answers(endpoints.store.metrics_url))
     assert {p.pid for p in run_processes(services.state.run_id) if "haproxy" in p.name()} == before
-    assert httpx.get(f"{endpoints.prefect_api_url}/health").status_code == 200
+    assert httpx.get(f"{endpoints.prefect_api_url}/health", timeout=ANSWER_TIMEOUT_S).status_code == 200
 
 
-def test_down_ends_every_process_flow_runs_included(services: Services) -> None:
+@pytest.mark.long
+def test_down_ends_every_process_flow_runs_included(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """On services of its own. `make test` ends those that all tests share, and looks for what is left, too."""
+    with running_services(tmp_path_factory.mktemp("down")) as services:
+        end_while_a_flow_runs(services)
+
+
+def end_while_a_flow_runs(services: Services) -> None:
     state = services.state
     created = httpx.post(
         f"{state.endpoints.prefect_api_url}/deployments/{_deployment_id(state.endpoints)}/create_flow_run",
         json={"parameters": {"seconds": 300}, "state": {"type": "SCHEDULED"}},
+        timeout=ANSWER_TIMEOUT_S,
     )
     assert created.status_code == 201
     _wait_for(lambda: any("sleep" in p.name() for p in run_processes(state.run_id)))
@@ -165,6 +132,7 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
     assert not list((tmp_path / "state").rglob("*.log")) and not (tmp_path / "state" / STATE_FILE).exists()
 
 
+@pytest.mark.long
 def test_a_store_that_cannot_start_ends_the_rest_and_shows_its_log(tmp_path: Path) -> None:
     """A master without its shared libraries dies as this stand-in does; everything else must be ended again."""
     program = tmp_path / "bin" / "mooncake_master"
@@ -192,7 +160,8 @@ def _environment_text(process: psutil.Process) -> str:
 
 
 def _deployment_id(endpoints: Endpoints) -> str:
-    return str(httpx.get(f"{endpoints.prefect_api_url}/deployments/name/probe-flow/demo").json()["id"])
+    url = f"{endpoints.prefect_api_url}/deployments/name/probe-flow/demo"
+    return str(httpx.get(url, timeout=ANSWER_TIMEOUT_S).json()["id"])
 
 
 def _answers(url: str) -> bool:
@@ -202,7 +171,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _wait_for(condition: object, timeout_s: float = 60) -> None:
+def _wait_for(condition: object, timeout_s: float = 300) -> None:
     assert callable(condition)
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,14 +30,19 @@ from components.settings import EngineSettings, StreamSettings
 pytestmark = pytest.mark.integration
 
 RUN = "run-1"
-ORPHAN_TTL_S = 3.0
+ORPHAN_TTL_S = 10.0  # long enough to fill the budget in, on a slow machine too
 SETTINGS = StreamSettings(
     aux_layer_ids=(1, 2), budget_mib=16, requests_in_flight=8, request_timeout_s=30, max_retries=1, check_every=1,
     min_lm_head_agreement=0.9, orphan_ttl_s=ORPHAN_TTL_S, engine_outage_s=60,
 )  # fmt: skip
 # Smaller than the longest prompts, so that chunked prefill is part of the test.
 ENGINE = EngineSettings(
-    device="cpu", max_model_len=1024, max_num_seqs=16, max_num_batched_tokens=256, kv_cache_gib=0.25
+    device="cpu",
+    max_model_len=1024,
+    max_num_seqs=16,
+    max_num_batched_tokens=256,
+    kv_cache_gib=0.25,
+    startup_timeout_s=900,
 )
 
 
@@ -150,6 +156,7 @@ def test_lm_head_agrees_with_the_engines_own_tokens(stream: HiddenStateStream) -
     assert seen and seen[0]["stream_trainer_wait_share"] >= 0
 
 
+@pytest.mark.long
 def test_eight_bits_on_the_wire_halve_the_bytes_and_cost_what_they_say(
     master: Master, tiny_target: Path, tmp_path: Path
 ) -> None:
@@ -184,17 +191,17 @@ def test_a_prompt_longer_than_the_engine_takes_is_quarantined(stream: HiddenStat
 def test_requests_without_a_name_or_with_a_bad_one_store_nothing(master: Master, engine: Engine) -> None:
     body = {"model": "t", "prompt": [5, 6, 7], "max_tokens": 1}
     url = f"{engine.url}/v1/completions"
-    assert httpx.post(url, json=body, timeout=30).json().get("kv_transfer_params") is None
+    assert httpx.post(url, json=body, timeout=300).json().get("kv_transfer_params") is None
     bad = body | {"kv_transfer_params": {"hidden_states_key": "../other"}}
-    assert "store key" in httpx.post(url, json=bad, timeout=30).json()["kv_transfer_params"]["error"]
+    assert "store key" in httpx.post(url, json=bad, timeout=300).json()["kv_transfer_params"]["error"]
     assert count_run_keys(master.endpoint, RUN) == 0
-    httpx.post(url, json=body, timeout=30).raise_for_status()  # and the engine lives
+    httpx.post(url, json=body, timeout=300).raise_for_status()  # and the engine lives
 
 
 def put_by_hand(engine: Engine, name: str, *, num_tokens: int) -> None:
     ids = make_requests(1, low=num_tokens, high=num_tokens + 1)[0].token_ids.tolist()
     body = {"model": "t", "prompt": ids, "max_tokens": 1, "kv_transfer_params": {"hidden_states_key": name}}
-    httpx.post(f"{engine.url}/v1/completions", json=body, timeout=30).raise_for_status()
+    httpx.post(f"{engine.url}/v1/completions", json=body, timeout=300).raise_for_status()
 
 
 def test_past_its_budget_the_engine_marks_instead_of_queueing_and_orphans_are_swept(
@@ -203,8 +210,8 @@ def test_past_its_budget_the_engine_marks_instead_of_queueing_and_orphans_are_sw
     """Nobody reads. 7 of the 16 MiB are the store's; a sample of 1,000 tokens has 389 kB."""
     client = StoreClient.connect(master.endpoint)
     with contextlib.closing(client):
-        for number in range(24):
-            put_by_hand(engine, f"orphan-{number}", num_tokens=1000)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: put_by_hand(engine, f"orphan-{number}", num_tokens=1000), range(24)))
         keys: list[str] = []
 
         def all_there() -> bool:
@@ -267,9 +274,10 @@ def test_an_abandoned_run_leaves_nothing(stream: HiddenStateStream, master: Mast
     assert stream.report().keys_left == 0
     time.sleep(1)
     assert count_run_keys(master.endpoint, RUN) == 0
-    assert httpx.get(f"{engine.url}/health", timeout=5).is_success
+    assert httpx.get(f"{engine.url}/health", timeout=60).is_success
 
 
+@pytest.mark.long
 def test_an_engine_killed_mid_batch_starts_again_and_no_sample_is_lost_or_given_twice(
     master: Master, tiny_target: Path, tmp_path: Path
 ) -> None:
@@ -317,6 +325,7 @@ def kill_engine(engine: Engine) -> None:
         process.kill()
 
 
+@pytest.mark.long
 def test_a_killed_engine_that_stays_away_ends_the_stream_in_bounded_time(
     master: Master, engine: Engine, tiny_target: Path
 ) -> None:
@@ -329,5 +338,5 @@ def test_a_killed_engine_that_stays_away_ends_the_stream_in_bounded_time(
                 kill_engine(engine)
                 started = time.monotonic()
             sample.release()
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 180
     assert count_run_keys(master.endpoint, RUN) == 0

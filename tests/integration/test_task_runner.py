@@ -19,7 +19,7 @@ from components.errors import ConfigError, CurationError
 from components.settings import CurationSettings
 from tasks.chunks import applied
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 NUM = 600
 
@@ -28,7 +28,7 @@ NUM = 600
 def prefect_server() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")  # its first write locks the harness's database
-        with prefect_test_harness(server_startup_timeout=120):
+        with prefect_test_harness(server_startup_timeout=600):
             yield
 
 

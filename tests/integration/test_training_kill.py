@@ -13,7 +13,7 @@ import pytest
 
 from tests.benchmarks.training_loop import NUM_PACKS, killable
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 CHILD = """
 import sys
@@ -35,7 +35,7 @@ def run_and_kill(folder: Path, *, after_packs: int, delay_s: float) -> list[int]
             if len(packs) == after_packs:
                 time.sleep(delay_s)  # into the step, or into the writing of a state
                 process.kill()  # and read on: it may be packs further than what has been read of it
-        process.wait(timeout=120)
+        process.wait(timeout=600)
     return packs
 
 

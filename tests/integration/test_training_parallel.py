@@ -16,7 +16,7 @@ from components.training.packing import Pack, pack_samples
 from components.training.state import StateFolder
 from tests.parallel_worker import NUM_STEPS, make_loop
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 AUX = (1, 3)
 
@@ -37,7 +37,7 @@ def folder(tiny_target: Path, packs: list[Pack], tmp_path_factory: pytest.TempPa
     torch.save([vars(pack) for pack in packs], folder / "packs.pt")
     ranks = ["--standalone", "--nproc_per_node", "2"]
     command = [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "tests.parallel_worker", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return folder
 

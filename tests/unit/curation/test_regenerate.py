@@ -127,7 +127,7 @@ def test_as_many_requests_are_in_flight_as_asked_for(endpoint: Endpoint, tmp_pat
     together = threading.Barrier(4)
 
     def reply(request: dict[str, Any], number: int) -> Reply:
-        together.wait(timeout=30)
+        together.wait(timeout=300)
         return ok(request)
 
     endpoint.reply = reply

@@ -20,18 +20,18 @@ def test_peak_includes_children_and_stays_after_they_end() -> None:
         with MemorySampler([os.getpid()], interval_s=0.05) as sampler:
             assert child.stdout.readline() == "held\n"
             assert child.pid in tree_pids([os.getpid()])
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 120
             while sampler.peak_mib < alone + 75 and time.monotonic() < deadline:
                 time.sleep(0.05)
     finally:
-        child.communicate("", timeout=10)
+        child.communicate("", timeout=60)
     assert sampler.peak_mib > alone + 75
     assert sampler.num_samples >= 1
 
 
 def test_roots_may_change_and_end() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait(timeout=30)
+    ended.wait(timeout=120)
     assert tree_pids([ended.pid]) == set()
     assert process_bytes(ended.pid) == 0
     with MemorySampler(lambda: [ended.pid], interval_s=0.01) as sampler:

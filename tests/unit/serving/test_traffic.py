@@ -70,8 +70,8 @@ def test_more_senders_than_requests(server: ThreadingHTTPServer) -> None:
 
 def test_duration(server: ThreadingHTTPServer) -> None:
     begin = time.monotonic()
-    records = replay(url_of(server), "m", PROMPTS, requests_in_flight=2, max_tokens=9, duration_s=0.3)
-    assert 0.3 <= time.monotonic() - begin < 2
+    records = replay(url_of(server), "m", PROMPTS, requests_in_flight=2, max_tokens=9, duration_s=1.0)
+    assert 1.0 <= time.monotonic() - begin < 30
     assert len(records) == len(Handler.bodies) > 2
 
 

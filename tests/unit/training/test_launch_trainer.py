@@ -62,7 +62,7 @@ def test_a_failed_trainer_raises_with_its_last_line(tmp_path: Path, monkeypatch:
     fake_trainer(monkeypatch, "print('step 1'); print('error: the store is down'); raise SystemExit(1)")
     lines: list[str] = []
     with pytest.raises(TrainingError, match="exit code 1: error: the store is down"):
-        run_trainer(job(tmp_path), on_line=lines.append, timeout_s=60)
+        run_trainer(job(tmp_path), on_line=lines.append, timeout_s=600)
     assert lines == ["step 1", "error: the store is down"]
 
 
@@ -76,14 +76,14 @@ def test_what_libraries_note_is_kept_from_people_unless_they_ask(
     monkeypatch.delenv("LOGURU_LEVEL", raising=False)
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "0")
     with pytest.raises(TrainingError, match="ERROR 0"):
-        run_trainer(job(tmp_path), on_line=print, timeout_s=60)
+        run_trainer(job(tmp_path), on_line=print, timeout_s=600)
 
 
 CHILD_AND_GRANDCHILD = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3000)"])
 print(child.pid, flush=True)
-time.sleep(300)
+time.sleep(3000)
 """
 
 
@@ -108,26 +108,26 @@ def test_the_whole_group_ends_when_the_caller_fails(
         raise error
 
     with pytest.raises(error):
-        run_trainer(job(tmp_path), on_line=fail, timeout_s=60)
-    deadline = time.monotonic() + 5
+        run_trainer(job(tmp_path), on_line=fail, timeout_s=600)
+    deadline = time.monotonic() + 60
     while is_alive(pids[0]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(pids[0])
 
 
 def test_a_trainer_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_trainer(monkeypatch, "import time; time.sleep(300)")
+    fake_trainer(monkeypatch, "import time; time.sleep(3000)")
     started = time.monotonic()
     with pytest.raises(TrainingError, match="did not finish in its time"):
         run_trainer(job(tmp_path), on_line=print, timeout_s=1)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 120
 
 
 def test_a_job_file_that_is_wrong_is_one_line_on_stderr(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text("{}")
     done = subprocess.run(
-        [sys.executable, "-m", "components.training.main", str(path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "components.training.main", str(path)], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 1
     assert "is not a TrainingJob" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
