@@ -22,7 +22,14 @@ from components.contracts.digests import digest_file, digest_json
 from components.contracts.endpoints import ArmEndpoint, StoreEndpoint
 from components.contracts.files import append_line, write_atomic
 from components.contracts.gate import GateDecision, RuleResult, Verdict
-from components.contracts.measurement import PromptMeasurement, ServedAnswer, SpeedPoint
+from components.contracts.measurement import (
+    ArmGroups,
+    GroupAcceptance,
+    PromptMeasurement,
+    ServedAnswer,
+    SpeedPoint,
+    WarmPrefixPoint,
+)
 from components.contracts.progress import Progress, StageTiming, now_utc
 from components.contracts.record import Record, Reference
 from components.contracts.release import Promotion, Release
@@ -35,6 +42,7 @@ __all__ = [
     "FINGERPRINT_FILE",
     "AcceptanceReport",
     "ArmEndpoint",
+    "ArmGroups",
     "ArmReport",
     "Calibration",
     "CanaryReport",
@@ -45,6 +53,7 @@ __all__ = [
     "DatasetRef",
     "DraftLengthReport",
     "GateDecision",
+    "GroupAcceptance",
     "PrefixThreshold",
     "Progress",
     "Promotion",
@@ -66,6 +75,7 @@ __all__ = [
     "TemperatureReport",
     "TrainServedGap",
     "Verdict",
+    "WarmPrefixPoint",
     "append_line",
     "digest_checkpoint",
     "digest_file",

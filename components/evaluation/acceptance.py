@@ -169,6 +169,7 @@ def _measurement(endpoint: ArmEndpoint, prompt: Prompt, answer: Completion) -> P
         accepted_by_position=speculation.accepted_by_position,
         latency_s=answer.latency_s,
         output_digest=hashlib.sha256(answer.text.encode()).hexdigest(),
+        language=prompt.language,
     )
 
 

@@ -19,6 +19,7 @@ from components.contracts import (
 from components.reporting.acceptance_plots import acceptance_figures, break_even, ordered_arms
 from components.reporting.draft_lengths import LENGTH_NOTE, length_table
 from components.reporting.gate_style import STYLE
+from components.reporting.html_table import html_table as _table
 from components.reporting.report import speedup
 from components.reporting.style import label, to_svg
 
@@ -243,18 +244,6 @@ def _inputs(report: AcceptanceReport, decision: GateDecision) -> str:
     ]
     rows = [[escape(name), f"<code>{escape(value)}</code>"] for name, value in facts]
     return _table(["", ""], rows, numbers=())
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] | range) -> str:
-    """Cells are HTML already; columns of `numbers` stand right."""
-    kinds = ["num" if index in numbers else "" for index in range(len(columns))]
-    head = "".join(f"<th class='{kind}'>{escape(name)}</th>" for kind, name in zip(kinds, columns, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td class='{kind}'>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in rows
-    )
-    header = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
-    return f"<div class='scroll'><table>{header}<tbody>{body}</tbody></table></div>"
 
 
 def _arm_name(arm: ArmReport) -> str:

@@ -1,0 +1,1 @@
+"""Stages compose components: plain Python, without Prefect, that no component imports."""
