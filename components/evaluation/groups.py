@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
@@ -38,7 +37,8 @@ def acceptance_by_group(
     """Acceptance length of each group of prompts, with its interval; the largest group first.
 
     A ratio of sums over the prompts of the group, (accepted + steps) / steps, its 95 % interval as
-    for a slice (`statistics`), with the slices as strata.
+    for a slice (`statistics`), with the slices as strata. Few prompts that differ have an interval
+    beyond what K draft tokens can give: it ends at K + 1.
 
     Args:
         prompts: of one arm. Those without a speculative step do not count.
@@ -82,9 +82,9 @@ def _by_length(prompts: Sequence[PromptMeasurement]) -> tuple[GroupAcceptance, .
 
 
 def _interval(prompts: Sequence[PromptMeasurement]) -> Interval | None:
-    """95 % interval; None where the prompts show no spread, or so few that it has no end."""
+    """95 % interval, not above what the drafter could reach at all; None where the prompts show no spread."""
     estimate = estimate_ratio(*acceptance_sums(prompts), origin=1.0, strata=slices_of(prompts))
     if estimate is None or estimate.standard_error == 0:
         return None
-    interval = estimate.interval()
-    return interval if math.isfinite(interval[1]) else None
+    low, high = estimate.interval()
+    return low, min(high, 1.0 + max(len(prompt.accepted_by_position) for prompt in prompts))

@@ -11,34 +11,33 @@ from components.reporting.html_table import html_table
 from components.reporting.style import label
 
 LENGTH_NOTE = (
-    "Tokens per target step by tokens of the prompt, chat template included; in square brackets"
-    " the 95 % interval over the prompts, behind it how many they are. No interval: one prompt, or"
-    " prompts that are all alike."
+    "Tokens per target step by tokens of the prompt, chat template included; in brackets the 95 %"
+    " interval over the prompts. No interval: one prompt, or prompts that are all alike."
 )
 LANGUAGE_NOTE = (
-    "By the language of the user's text (py3langid); 'not told' holds texts of a few words, which say too little."
+    "Tokens per target step by the language of the user's text (py3langid); 'not told' holds texts"
+    " of a few words, which say too little."
 )
 PREFIX_NOTE = (
-    "The same questions behind one long prefix, never seen (cold) and seen (warm); one request at a"
-    " time, medians. vLLM takes one block less from the cache for a drafter that reads hidden"
-    " states, so an arm with a draft computes more of a warm prompt than no draft does."
+    "questions behind one long prefix, each asked with the prefix never seen (cold) and seen (warm);"
+    " one request at a time, medians. Length: tokens per target step. vLLM takes one block less"
+    " from the cache for a drafter that reads hidden states, so such an arm computes more of a warm"
+    " prompt than no draft does."
 )
+
+Groups = Sequence[tuple[str, tuple[GroupAcceptance, ...]]]
 
 
 def groups_section(arms: Sequence[ArmGroups]) -> str:
-    """Acceptance by prompt length and by language as one section; empty without a drafting arm.
+    """Acceptance by length of the prompt and by language, a section each; empty without a drafting arm.
 
     Args:
         arms: in the order of the page's other tables.
     """
     lengths = _group_table("prompt tokens", [(one.arm, one.by_length) for one in arms])
     languages = _group_table("language", [(one.arm, one.by_language) for one in arms])
-    if not lengths:
-        return ""
-    return (
-        "<section><h2>Acceptance length by kind of prompt</h2>"
-        f"{lengths}<p class='note'>{escape(LENGTH_NOTE)}</p>"
-        f"{languages}<p class='note'>{escape(LANGUAGE_NOTE)}</p></section>\n"
+    return _section("Acceptance length by length of the prompt", lengths, LENGTH_NOTE) + _section(
+        "Acceptance length by language", languages, LANGUAGE_NOTE
     )
 
 
@@ -48,50 +47,55 @@ def warm_prefix_section(points: Sequence[WarmPrefixPoint]) -> str:
     Args:
         points: one per arm, in the order of the page's other tables.
     """
-    if not points:
-        return ""
     columns = (
-        "", "questions", "prompt tokens", "from the cache", "TTFT cold, ms", "TTFT warm, ms",
-        "warm / cold", "accepted cold", "accepted warm",
+        "", "prompt tokens", "from the cache", "TTFT cold, ms", "TTFT warm, ms", "length cold",
+        "length warm",
     )  # fmt: skip
     rows = [
         [
             escape(label(point.arm)),
-            str(point.num_questions),
             f"{point.num_prompt_tokens:,.0f}",
             _or_dash(point.cached_warm, lambda tokens: f"{tokens:,.0f}"),
             f"{point.ttft_cold_ms:,.0f}",
-            f"{point.ttft_warm_ms:,.0f}",
-            f"{point.ttft_ratio:.2f}",
+            f"{point.ttft_warm_ms:,.0f} <span class='soft'>{point.ttft_ratio:.2f}x</span>",
             _or_dash(point.acceptance_cold, lambda length: f"{length:.2f}"),
             _or_dash(point.acceptance_warm, lambda length: f"{length:.2f}"),
         ]
         for point in points
     ]
+    if not rows:
+        return ""
     table = html_table(columns, rows, numbers=range(1, len(columns)))
-    return (
-        f"<section><h2>One long prefix, cold and warm</h2>{table}<p class='note'>{escape(PREFIX_NOTE)}</p></section>\n"
-    )
+    return _section("One long prefix, cold and warm", table, f"{points[0].num_questions} {PREFIX_NOTE}")
 
 
-def _group_table(heading: str, arms: Sequence[tuple[str, tuple[GroupAcceptance, ...]]]) -> str:
+def _section(title: str, table: str, note: str) -> str:
+    if not table:
+        return ""
+    return f"<section><h2>{escape(title)}</h2>{table}<p class='note'>{escape(note)}</p></section>\n"
+
+
+def _group_table(heading: str, arms: Groups) -> str:
     """Groups by arms; the groups in the order of the arm that has most of them."""
     orders = sorted(([group.group for group in groups] for _, groups in arms), key=len, reverse=True)
     names = list(dict.fromkeys(name for order in orders for name in order))
     by_arm = [{group.group: group for group in groups} for _, groups in arms]
-    rows = [[escape(name), *(_cell(groups.get(name)) for groups in by_arm)] for name in names]
-    columns = [heading, *(label(arm) for arm, _ in arms)]
+    rows = []
+    for name in names:
+        most = max(groups[name].num_prompts for groups in by_arm if name in groups)
+        rows.append([escape(name), str(most), *(_cell(groups.get(name), most) for groups in by_arm)])
+    columns = [heading, "prompts", *(label(arm) for arm, _ in arms)]
     return html_table(columns, rows, numbers=range(1, len(columns))) if rows else ""
 
 
-def _cell(group: GroupAcceptance | None) -> str:
+def _cell(group: GroupAcceptance | None, most: int) -> str:
+    """Length and interval; the number of prompts, where another arm answered more."""
     if group is None:
         return "-"
     ends = group.interval
     spread = f" <span class='soft'>[{ends[0]:.2f}, {ends[1]:.2f}]</span>" if ends else ""
-    prompts = "prompt" if group.num_prompts == 1 else "prompts"
-    count = f" <span class='soft'>{group.num_prompts} {prompts}</span>"
-    return f"{group.acceptance_length:.2f}{spread}{count}"
+    fewer = f" <span class='soft'>of {group.num_prompts}</span>" if group.num_prompts < most else ""
+    return f"{group.acceptance_length:.2f}{spread}{fewer}"
 
 
 def _or_dash(value: float | None, told: Callable[[float], str]) -> str:

@@ -44,10 +44,17 @@ def prompts(measurement: Callable[..., PromptMeasurement]) -> list[PromptMeasure
 def test_groups_are_ratios_of_sums_largest_first(prompts: list[PromptMeasurement]) -> None:
     english, german, untold = acceptance_by_group(prompts, language_of_prompt)
     assert (english.group, english.num_prompts, english.acceptance_length) == ("en", 3, 1.5)  # 12 accepted, 24 steps
-    assert english.interval is not None and 1 < english.interval[0] < 1.5 < english.interval[1]
+    assert english.interval is not None and 1 < english.interval[0] < 1.5 < english.interval[1] <= 3
     assert (german.group, german.num_prompts, german.acceptance_length) == ("de", 2, 3.0)
     assert german.interval is None  # both alike: no spread is no certainty
     assert (untold.group, untold.num_prompts, untold.interval) == (NOT_TOLD, 1, None)
+
+
+def test_an_interval_ends_at_what_can_be_accepted(measurement: Callable[..., PromptMeasurement]) -> None:
+    unlike = [measurement("a/1", histogram=(8, 2)), measurement("a/2", histogram=(1, 9))]
+    (group,) = acceptance_by_group(unlike, language_of_prompt)
+    assert group.acceptance_length == pytest.approx(1.55)
+    assert group.interval is not None and group.interval[1] == 2.0  # one draft token and the bonus token
 
 
 def test_drafting_arms_by_length_in_the_order_of_bands(

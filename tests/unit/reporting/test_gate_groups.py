@@ -18,13 +18,16 @@ def test_arms_stand_side_by_side_with_intervals_and_counts() -> None:
     )
     champion = ArmGroups(
         arm="champion",
-        by_length=(group("up to 64", 9, 1.5, (1.3, 1.7)),),
+        by_length=(group("up to 64", 4, 1.5, (1.3, 1.7)),),
         by_language=(group("en", 9, 1.5, (1.3, 1.7)),),
     )
     page = groups_section([champion, candidate])
     assert page.index("up to 64") < page.index("65 to 256")  # in the order of the arm with all bands
-    assert "1.62 <span class='soft'>[1.40, 1.90]</span> <span class='soft'>9 prompts</span>" in page
-    assert "1.30 <span class='soft'>1 prompt</span>" in page
+    assert (
+        "<td class='num'>9</td>" in page and "<td class='num'>1.62 <span class='soft'>[1.40, 1.90]</span></td>" in page
+    )
+    assert "1.50 <span class='soft'>[1.30, 1.70]</span> <span class='soft'>of 4</span>" in page
+    assert "<td class='num'>1</td>" in page and "<td class='num'>1.30</td>" in page
     assert "<td class='num'>-</td>" in page  # the champion has none there
     assert "&lt;fr&gt;" in page and "<fr>" not in page
 
@@ -35,8 +38,9 @@ def test_cold_and_warm_stand_side_by_side() -> None:
         acceptance_cold=None, acceptance_warm=None, cached_cold=0, cached_warm=640,
     )  # fmt: skip
     page = warm_prefix_section([point])
-    cells = ["no draft", "8", "641", "640", "1,200", "90", "0.07", "-", "-"]
+    cells = ["no draft", "641", "640", "1,200", "90 <span class='soft'>0.07x</span>", "-", "-"]
     assert "".join(f"<td class='{'num' if n else ''}'>{cell}</td>" for n, cell in enumerate(cells)) in page
+    assert "8 questions behind" in page
 
 
 def test_nothing_measured_is_no_section() -> None:

@@ -121,9 +121,7 @@ def test_what_cannot_be_read_is_counted_and_told(tmp_path: Path, caplog: pytest.
     }
     assert rows_set_aside(settings(path, 1)) == {"ours": reasons}
     assert "3 of 4 rows set aside" in caplog.text
-    with pytest.raises(
-        EvaluationError, match=r"got 1 usable prompts in 4 rows; set aside: no column.*expected 2"
-    ):
+    with pytest.raises(EvaluationError, match=r"got 1 usable prompts in 4 rows; set aside: no column.*expected 2"):
         load_prompts(settings(path, 2))
 
 
