@@ -12,9 +12,9 @@ from components.curation.curate import Collected, Finished, collect, finish
 from components.curation.regenerate import Regeneration, regenerate
 from components.curation.self_prompts import with_written_prompts
 from components.curation.sources import evaluation_texts
-from components.evaluation.prompts import load_prompts
 from components.settings import CurationSettings
 from components.stages.engines import plain_engine
+from components.stages.prompts import held_out_texts
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.chunks import applied
 from tasks.loop import Loop
@@ -122,7 +122,7 @@ def render_and_validate(
 
 def _held_out(loop: Loop) -> list[str]:
     """The prompts acceptance is measured on, and whatever other evaluation sets the recipe names."""
-    own = [message["content"] for prompt in load_prompts(loop.recipe.evaluation) for message in prompt.messages]
+    own = held_out_texts(loop.recipe.evaluation)
     return [*own, *evaluation_texts(loop.recipe.curation.decontaminate_against)]
 
 

@@ -9,10 +9,10 @@ from prefect.logging import get_run_logger
 from components.contracts import AcceptanceReport, CheckpointRef, GateDecision, Record, Release, TargetRef
 from components.evaluation.acceptance import Measured
 from components.evaluation.asked import Asked
-from components.evaluation.prompts import load_prompts
 from components.stages.gate import decide_gate, measure_gate, remeasure_champion
 from components.stages.gate_run import Contest, GateRun
 from components.stages.looks import next_look, record_look
+from components.stages.prompts import prompts_of
 from components.stages.same_weights import champion_to_beat
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.loop import Loop
@@ -32,7 +32,7 @@ def gate_run(loop: Loop) -> GateRun:
     return GateRun(
         recipe=loop.recipe,
         budget=loop.budget,
-        prompts=load_prompts(loop.recipe.evaluation),
+        prompts=prompts_of(loop.recipe),
         engines=loop.engines,
         out_dir=loop.run_dir,
         stage=loop.stage,

@@ -22,7 +22,6 @@ from components.contracts import (
 from components.errors import RegistryError
 from components.evaluation.asked import Asked
 from components.evaluation.decide import check_decision
-from components.evaluation.prompts import load_prompts
 from components.registry.client import Registry
 from components.registry.releases import (
     champion,
@@ -34,6 +33,7 @@ from components.registry.releases import (
 )
 from components.settings.signing import signing_key
 from components.stages.evidence import check_evidence
+from components.stages.prompts import prompts_of
 from components.stages.same_weights import champion_to_beat
 from tasks.loop import Loop
 from tasks.retry import is_transient
@@ -141,7 +141,7 @@ def register_if_passed(
                 registry.log_artifact(mlflow_run_id, path, folder="gate")
             get_run_logger().warning("the gate said %s: nothing is registered", decision.verdict)
             return None
-        prompts = load_prompts(loop.recipe.evaluation)
+        prompts = prompts_of(loop.recipe)
         asked = Asked(loop.recipe, loop.budget, prompts, champion_to_beat(checkpoint, champion))
         check_decision(decision, report, asked=asked, signing_key=signing_key())
         release = register_release(

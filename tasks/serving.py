@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from components.contracts import ArmEndpoint, CanaryReport, CanaryStep, Release
-from components.evaluation.prompts import load_prompts
 from components.reporting.plots import canary_weights
 from components.serving.production import ProductionEngine, put_into_production
 from components.serving.rollout import BaselineKind, run_canary
 from components.serving.splitter import Splitter
 from components.stages.engines import plain_engine, plain_key, released_engine, released_key
+from components.stages.prompts import load_prompts
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.loop import Loop
 
@@ -48,7 +49,7 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
                 baseline=baseline,
                 baseline_kind=kind,
                 candidate_digest=release.checkpoint.digest,
-                prompts=[list(prompt.messages) for prompt in load_prompts(loop.recipe.evaluation)],
+                prompts=_traffic(loop),
                 settings=loop.recipe.canary,
                 gate_acceptance_length=release.acceptance_length,
                 model=release.target.name,
@@ -78,6 +79,13 @@ def keep_serving(loop: Loop, release: Release, champion: Release | None, canary:
 def baseline_release(release: Release, champion: Release | None) -> Release | None:
     """The champion where it is bound to this target, else None: no draft, the last rung."""
     return champion if champion is not None and champion.target.fingerprint == release.target.fingerprint else None
+
+
+def _traffic(loop: Loop) -> list[dict[str, Any]]:
+    """The gate's prompts as requests, with their tools and template variables: its figure is what the judge expects."""
+    variants = loop.recipe.curation.template_variants
+    prompts = load_prompts(loop.recipe.evaluation, template_variants=variants)
+    return [{"messages": list(prompt.messages), **prompt.request_options} for prompt in prompts]
 
 
 def _keep_baseline(loop: Loop, release: Release, champion: Release | None) -> None:

@@ -23,7 +23,14 @@ from components.contracts.endpoints import ArmEndpoint, StoreEndpoint
 from components.contracts.files import append_line, write_atomic
 from components.contracts.gate import GateDecision, RuleResult, Verdict
 from components.contracts.losslessness import Divergence, SampledOutputs, SelfComparison
-from components.contracts.measurement import PromptMeasurement, ServedAnswer, SpeedPoint
+from components.contracts.measurement import (
+    ArmGroups,
+    GroupAcceptance,
+    PromptMeasurement,
+    ServedAnswer,
+    SpeedPoint,
+    WarmPrefixPoint,
+)
 from components.contracts.progress import Progress, StageTiming, now_utc
 from components.contracts.record import Record, Reference
 from components.contracts.release import Promotion, Release
@@ -36,6 +43,7 @@ __all__ = [
     "FINGERPRINT_FILE",
     "AcceptanceReport",
     "ArmEndpoint",
+    "ArmGroups",
     "ArmReport",
     "Calibration",
     "CanaryReport",
@@ -47,6 +55,7 @@ __all__ = [
     "Divergence",
     "DraftLengthReport",
     "GateDecision",
+    "GroupAcceptance",
     "PrefixThreshold",
     "Progress",
     "Promotion",
@@ -70,6 +79,7 @@ __all__ = [
     "TemperatureReport",
     "TrainServedGap",
     "Verdict",
+    "WarmPrefixPoint",
     "append_line",
     "digest_checkpoint",
     "digest_file",

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from components.contracts.losslessness import Divergence, SampledOutputs, SelfComparison
-from components.contracts.measurement import PromptMeasurement, SpeedPoint
+from components.contracts.measurement import PromptMeasurement, SpeedPoint, WarmPrefixPoint
 from components.contracts.record import Record
 from components.contracts.target import TargetRef
 
@@ -117,6 +117,7 @@ class AcceptanceReport(Record):
     excluded: dict[str, str] = Field(default={}, description="prompt id to reason; left out of every arm")
     further_temperatures: tuple[TemperatureReport, ...] = ()
     draft_lengths: tuple[DraftLengthReport, ...] = ()
+    warm_prefix: tuple[WarmPrefixPoint, ...] = ()
     train_served_gap: TrainServedGap | None = None
     engine_version: str
     created_at: datetime

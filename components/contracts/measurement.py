@@ -27,6 +27,10 @@ class PromptMeasurement(Record):
     accepted_by_position: tuple[int, ...] = Field(description="accepted drafts at positions 1..K")
     latency_s: float
     output_digest: str = Field(description="sha256 of the generated token ids")
+    language: str | None = Field(
+        default=None,
+        description="ISO 639-1 code of the user's text; None: too short to tell, or not looked at",
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -71,3 +75,45 @@ class SpeedPoint(Record):
     round_tokens_per_s: tuple[float, ...] = Field(
         default=(), description="output_tokens_per_s of each interleaved round, in order: how noisy the machine was"
     )
+
+
+class GroupAcceptance(Record):
+    """Acceptance length over some of an arm's prompts: those of one length, or of one language."""
+
+    group: str
+    num_prompts: int = Field(description="with at least one speculative step")
+    acceptance_length: float = Field(description="(accepted + steps) / steps, at least 1")
+    interval: tuple[float, float] | None = Field(
+        description="95 % interval over prompts; None with one prompt, or where all are alike"
+    )
+
+
+class ArmGroups(Record):
+    """One arm's acceptance by length of the prompt and by language."""
+
+    arm: str
+    by_length: tuple[GroupAcceptance, ...]
+    by_language: tuple[GroupAcceptance, ...]
+
+
+class WarmPrefixPoint(Record):
+    """One arm's answers to the same questions on one long prefix, never seen before and seen."""
+
+    arm: str
+    num_questions: int
+    num_prompt_tokens: float = Field(description="of prefix and question, median")
+    ttft_cold_ms: float = Field(description="time to first token, median")
+    ttft_warm_ms: float = Field(description="time to first token, median")
+    acceptance_cold: float | None = Field(description="tokens per target step; None: no drafter")
+    acceptance_warm: float | None = Field(description="tokens per target step; None: no drafter")
+    cached_cold: float | None = Field(
+        description="prompt tokens from the cache, median; None where the engine does not say"
+    )
+    cached_warm: float | None = Field(
+        description="prompt tokens from the cache, median; None where the engine does not say"
+    )
+
+    @property
+    def ttft_ratio(self) -> float:
+        """Time to first token warm over cold."""
+        return self.ttft_warm_ms / self.ttft_cold_ms

@@ -45,6 +45,37 @@ def read_row(row: object, *, column: str, source: str, max_turns: int) -> Conver
     return build_conversation(_read_turns(row, column), source=source, max_turns=max_turns, tools=tools)
 
 
+def read_context(row: object, *, column: str) -> tuple[tuple[Message, ...], str]:
+    """Read one row as what stands before its last answer, the row's own earlier answers included.
+
+    An answer at the end, or a call there that nothing answers, is left out: giving it is the
+    target's part. What opens the row, system messages and neighbouring turns, is put together as
+    `build_conversation` does it.
+
+    Args:
+        row: a mapping with a known column, or the value of such a column itself.
+        column: looked at first; the known columns follow.
+
+    Returns:
+        The turns, the last one the user's or a tool result; and the row's `tools` as JSON, empty
+        without any.
+
+    Raises:
+        BadRowError: as `read_row`, and for a call without a result.
+    """
+    tools = _tools(row.get("tools")) if isinstance(row, Mapping) else ""
+    turns = _read_turns(row, column)
+    while turns and turns[-1].role == "assistant":
+        turns = turns[:-1]
+    kept = _merged(turns)
+    _check_calls(kept)
+    if [message.role for message in kept] == ["system"]:
+        kept = [Message("user", kept[0].content)]
+    if not any(message.role == "user" for message in kept):
+        raise BadRowError("no user turn")
+    return tuple(kept), tools
+
+
 def turn_texts(row: object, *, column: str) -> list[str]:
     """The text of every turn of a row, whoever speaks; tool calls and results that carry an id or a name are left out.
 
@@ -116,11 +147,15 @@ def _check(message: Message, before: Sequence[Message]) -> None:
 
 def _without_answers(messages: Sequence[Message]) -> list[Message]:
     """Everything but the assistant's texts, which the target gives again."""
+    _check_calls(messages)
+    kept = [message for message in messages if message.role != "assistant" or message.extra]
+    return kept[:-1] if kept and kept[-1].role == "assistant" else kept
+
+
+def _check_calls(messages: Sequence[Message]) -> None:
     for call, following in pairwise(messages):
         if call.role == "assistant" and call.extra and following.role != "tool":
             raise BadRowError("wrong role order: tool call without a result")
-    kept = [message for message in messages if message.role != "assistant" or message.extra]
-    return kept[:-1] if kept and kept[-1].role == "assistant" else kept
 
 
 def _value(row: object, column: str) -> object:

@@ -141,14 +141,34 @@ def evaluation_texts(sources: Sequence[SourceSettings]) -> Iterator[str]:
             part would let the rest through.
     """
     for source in sources:
-        rows = _file_rows(source) if source.kind == "file" else _hub_rows(source, seed=None)
-        for where, row in rows:
+        for where, row in rows_in_order(source):
             try:
                 yield from turn_texts(row, column=column_of(source))
             except BadRowError as reason:
                 raise CurationError(
                     f"evaluation set '{source.name}' has a row that cannot be read", got=f"{where}: {reason}"
                 ) from None
+
+
+def rows_in_order(source: SourceSettings) -> Iterator[LocatedRow]:
+    """Located rows of a file, folder, preset or Hub data set, as they stand there, not shuffled.
+
+    Raises:
+        CurationError: unknown preset, missing file, or a data set that cannot be loaded.
+    """
+    return _file_rows(source) if source.kind == "file" else _hub_rows(source, seed=None)
+
+
+def source_state(source: SourceSettings) -> tuple[tuple[str, int, int], ...]:
+    """Path, size in bytes and time of change (ns) of each file of a source; empty for the Hub.
+
+    Raises:
+        CurationError: missing file, or one that cannot be read.
+    """
+    if source.kind != "file":
+        return ()
+    stats = [(str(path), path.stat()) for path in _source_files(source)]
+    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
 def column_of(source: SourceSettings) -> str:

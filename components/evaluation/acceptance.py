@@ -180,6 +180,7 @@ def _measurement(endpoint: ArmEndpoint, prompt: Prompt, answer: Completion) -> P
         accepted_by_position=speculation.accepted_by_position,
         latency_s=answer.latency_s,
         output_digest=digest_tokens(answer.token_ids),
+        language=prompt.language,
     )
 
 

@@ -83,6 +83,12 @@ class Completion:
     prompt_token_ids: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
     top_logprobs: tuple[TopLogprobs, ...] = ()
+    num_cached_tokens: int | None = None
+    """Prompt tokens taken from the prefix cache; None where the engine does not say."""
+
+
+PromptOrMessages = Prompt | Sequence[dict[str, Any]]
+"""What is asked: a prompt, with its tools and template variables, or bare messages."""
 
 
 class EngineClient:
@@ -122,7 +128,7 @@ class EngineClient:
 
     async def complete(
         self,
-        messages: Sequence[dict[str, str]],
+        asked: PromptOrMessages,
         *,
         max_tokens: int | None = None,
         with_token_ids: bool = False,
@@ -131,7 +137,7 @@ class EngineClient:
         """Send one chat completion and wait for the whole answer.
 
         Args:
-            messages: of the chat.
+            asked: a prompt, or the messages of a chat.
             max_tokens: of this answer; None: the client's.
             with_token_ids: ask for the ids of prompt and answer.
             with_logprobs: ask for the best tokens at each position, and the ids too.
@@ -142,7 +148,7 @@ class EngineClient:
         """
         started = time.perf_counter()
         async with self._bounded("chat completion"):
-            payload = self._payload(messages, max_tokens)
+            payload = self._payload(asked, max_tokens)
             payload |= {"return_token_ids": True} if with_token_ids or with_logprobs else {}
             payload |= _LOGPROBS if with_logprobs else {}
             response = await self._http.post("/v1/chat/completions", json=payload)
@@ -164,16 +170,20 @@ class EngineClient:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._bad_answer(error) from None
 
-    async def stream(self, messages: Sequence[dict[str, str]]) -> Completion:
+    async def stream(self, asked: PromptOrMessages, *, cache_salt: str | None = None) -> Completion:
         """As `complete`, streamed: `token_times` tells when each chunk arrived and how many tokens there were by then.
+
+        Requests share cached prefixes only with those of the same `cache_salt`.
 
         Raises:
             As `complete`.
         """
-        payload = self._payload(messages, None) | {
+        payload = self._payload(asked, None) | {
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        if cache_salt is not None:
+            payload["cache_salt"] = cache_salt
         started = time.perf_counter()
         text, last, times = "", dict[str, Any](), list[tuple[float, int]]()
         async with (
@@ -239,8 +249,11 @@ class EngineClient:
         message = {"role": "user", "content": WARM_UP_TEXT}
         await all_or_first_error(self.complete([message], max_tokens=max_tokens) for _ in range(num_requests))
 
-    def _payload(self, messages: Sequence[dict[str, str]], max_tokens: int | None) -> dict[str, Any]:
+    def _payload(self, asked: PromptOrMessages, max_tokens: int | None) -> dict[str, Any]:
+        messages = asked.messages if isinstance(asked, Prompt) else asked
         payload = {"model": self.endpoint.model, "messages": list(messages), "n": 1} | self._sampling
+        if isinstance(asked, Prompt):
+            payload |= asked.request_options
         return payload if max_tokens is None else payload | {"max_tokens": max_tokens}
 
     @asynccontextmanager
@@ -277,6 +290,7 @@ class EngineClient:
         speculation = None
         if told is not None:
             speculation = Speculation(tuple(map(int, told["acceptance_histogram"])), int(told["num_draft_tokens"]))
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         return Completion(
             text=text,
             num_prompt_tokens=int(usage["prompt_tokens"]),
@@ -284,6 +298,7 @@ class EngineClient:
             latency_s=latency_s,
             speculation=speculation,
             token_times=times,
+            num_cached_tokens=None if cached is None else int(cached),
         )
 
     def _bad_answer(self, error: Exception) -> EvaluationError:
@@ -325,9 +340,7 @@ async def answer_all(
         nonlocal num_done
         async with slots:
             try:
-                return await client.complete(
-                    prompt.messages, with_token_ids=with_token_ids, with_logprobs=with_logprobs
-                )
+                return await client.complete(prompt, with_token_ids=with_token_ids, with_logprobs=with_logprobs)
             except PromptTooLongError as error:
                 return error
             finally:

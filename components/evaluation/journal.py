@@ -54,6 +54,9 @@ class Journal:
             "with_logprobs": with_logprobs,
             "prompts": sorted(prompt.prompt_id for prompt in prompts),
         }
+        variants = sorted({json.dumps(dict(prompt.variant), sort_keys=True) for prompt in prompts} - {"{}"})
+        if variants:  # a single one is in no prompt's id
+            measurement["variants"] = variants
         return cls(path, key=digest_json(measurement))
 
     @property

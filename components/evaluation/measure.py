@@ -18,6 +18,7 @@ from components.contracts import (
     TargetRef,
     TemperatureReport,
     TrainServedGap,
+    WarmPrefixPoint,
     now_utc,
 )
 from components.errors import EvaluationError
@@ -51,6 +52,7 @@ def build_report(
     further: Mapping[float, Mapping[str, Measured]] | None = None,
     sampled_outputs: Sequence[SampledOutputs] = (),
     draft_lengths: Sequence[MeasuredLength] = (),
+    warm_prefix: Sequence[WarmPrefixPoint] = (),
     train_served_gap: TrainServedGap | None = None,
     peak_memory_bytes: Mapping[str, int] | None = None,
 ) -> AcceptanceReport:
@@ -68,6 +70,7 @@ def build_report(
         further: by temperature and arm, what was measured at further temperatures, on fewer prompts.
         sampled_outputs: draws with the candidate and without a drafter.
         draft_lengths: the candidate with fewer draft tokens, on fewer prompts.
+        warm_prefix: each arm on a long shared prefix.
         train_served_gap: of the candidate, where it was measured.
         peak_memory_bytes: by arm, of the engine's processes while they were measured.
 
@@ -102,6 +105,7 @@ def build_report(
         excluded=excluded,
         further_temperatures=tuple(_further(temperature, arms) for temperature, arms in (further or {}).items()),
         draft_lengths=tuple(_shorter(one, excluded) for one in draft_lengths),
+        warm_prefix=tuple(warm_prefix),
         train_served_gap=train_served_gap,
         engine_version=versions.pop(),
         created_at=now_utc(),

@@ -112,7 +112,7 @@ async def _round(client: EngineClient, prompts: Sequence[Prompt], concurrency: i
     async def one_in_flight() -> None:
         # Lanes share one iterator: a lane takes the next prompt as soon as its last answer is there.
         for prompt in waiting:
-            answers.append(await client.stream(prompt.messages))
+            answers.append(await client.stream(prompt))
 
     started = time.perf_counter()
     await all_or_first_error(one_in_flight() for _ in range(concurrency))

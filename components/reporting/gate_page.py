@@ -9,6 +9,7 @@ from pathlib import Path
 
 from components.contracts import (
     AcceptanceReport,
+    ArmGroups,
     ArmReport,
     GateDecision,
     PromptMeasurement,
@@ -18,7 +19,9 @@ from components.contracts import (
 )
 from components.reporting.acceptance_plots import acceptance_figures, break_even, ordered_arms
 from components.reporting.draft_lengths import LENGTH_NOTE, length_table
+from components.reporting.gate_groups import groups_section, warm_prefix_section
 from components.reporting.gate_style import STYLE
+from components.reporting.html_table import html_table as _table
 from components.reporting.report import speedup
 from components.reporting.style import label, to_svg
 
@@ -43,13 +46,31 @@ class LostPrompt:
 
 
 def write_gate_page(
-    report: AcceptanceReport, decision: GateDecision, path: Path, *, prompts: Mapping[str, str] | None = None
+    report: AcceptanceReport,
+    decision: GateDecision,
+    path: Path,
+    *,
+    prompts: Mapping[str, str] | None = None,
+    groups: Sequence[ArmGroups] = (),
 ) -> Path:
-    """Write the page to `path`; `prompts` maps prompt ids to their text, for the sample of lost ones."""
-    return write_atomic(path, gate_page(report, decision, prompts=prompts))
+    """Write the page to `path`.
+
+    Args:
+        report, decision: what it shows.
+        path: of the HTML file.
+        prompts: text by prompt id, for the sample of lost ones.
+        groups: acceptance by length of the prompt and by language, of each arm.
+    """
+    return write_atomic(path, gate_page(report, decision, prompts=prompts, groups=groups))
 
 
-def gate_page(report: AcceptanceReport, decision: GateDecision, *, prompts: Mapping[str, str] | None = None) -> str:
+def gate_page(
+    report: AcceptanceReport,
+    decision: GateDecision,
+    *,
+    prompts: Mapping[str, str] | None = None,
+    groups: Sequence[ArmGroups] = (),
+) -> str:
     """The page as HTML. It loads nothing: style and plots are inside."""
     figures = {
         name: to_svg(figure, name=name) for name, figure in acceptance_figures(report, decision=decision).items()
@@ -57,9 +78,11 @@ def gate_page(report: AcceptanceReport, decision: GateDecision, *, prompts: Mapp
     body = [
         _head(report, decision),
         _section("Acceptance length by slice", _lengths(report), figures, "acceptance_by_slice"),
+        groups_section(groups),
         _section("Candidate against champion", "", figures, "paired_differences"),
         _section("Speed", _speed(report, decision), figures, "speed_by_concurrency"),
         _section("Fewer draft tokens", _draft_lengths(report), figures),
+        warm_prefix_section(report.warm_prefix),
         _section("Draft positions", "", figures, "acceptance_by_position", "accepted_per_step"),
         _section("Rules", _rules(decision.rules), figures),
         _section("Where the candidate lost most", _lost(report, prompts or {}), figures),
@@ -244,18 +267,6 @@ def _inputs(report: AcceptanceReport, decision: GateDecision) -> str:
     ]
     rows = [[escape(name), f"<code>{escape(value)}</code>"] for name, value in facts]
     return _table(["", ""], rows, numbers=())
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] | range) -> str:
-    """Cells are HTML already; columns of `numbers` stand right."""
-    kinds = ["num" if index in numbers else "" for index in range(len(columns))]
-    head = "".join(f"<th class='{kind}'>{escape(name)}</th>" for kind, name in zip(kinds, columns, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td class='{kind}'>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in rows
-    )
-    header = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
-    return f"<div class='scroll'><table>{header}<tbody>{body}</tbody></table></div>"
 
 
 def _arm_name(arm: ArmReport) -> str:

@@ -190,6 +190,7 @@ def _common_arguments(spec: EngineSpec) -> list[str]:
     # The model's own generation_config.json would silently change sampling (repetition penalty, top-p).
     arguments += ["--generation-config", "vllm"]
     arguments += ["--no-enable-log-requests", "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
+    arguments += ["--enable-prompt-tokens-details"]  # how many prompt tokens came from the prefix cache
     return arguments + (["--enforce-eager"] if settings.enforce_eager else [])
 
 

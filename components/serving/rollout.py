@@ -14,7 +14,7 @@ from components.contracts import ArmEndpoint, CanaryReport, CanaryStep, Progress
 from components.errors import ConfigError, DSparkError, RolloutError, SplitterError
 from components.serving.judge import build_step, judge_step
 from components.serving.splitter import Splitter
-from components.serving.traffic import Message, RequestRecord, replay
+from components.serving.traffic import Asked, RequestRecord, replay
 from components.settings import CanarySettings
 
 PROGRESS_EVERY_S = 4.0
@@ -32,7 +32,7 @@ def run_canary(
     baseline: ArmEndpoint,
     baseline_kind: BaselineKind,
     candidate_digest: str,
-    prompts: Sequence[Sequence[Message]],
+    prompts: Sequence[Asked],
     settings: CanarySettings,
     gate_acceptance_length: float | None,
     model: str,
@@ -50,7 +50,7 @@ def run_canary(
         baseline: running engine that serves if the candidate does not.
         baseline_kind: 'champion' or 'no_draft'; a rollback names it.
         candidate_digest: digest of the candidate's checkpoint, for the report.
-        prompts: chat messages replayed as traffic, over and over.
+        prompts: replayed as traffic, over and over, as `replay` takes them.
         settings: shares, durations and limits.
         gate_acceptance_length: what the gate measured; None judges no acceptance.
         model: served model name, the same on both engines.
@@ -159,7 +159,12 @@ class _Step:
         self._reason = ""
 
     def run(
-        self, model: str, prompts: Sequence[Sequence[Message]], *, temperature: float, request_timeout_s: float
+        self,
+        model: str,
+        prompts: Sequence[Asked],
+        *,
+        temperature: float,
+        request_timeout_s: float,
     ) -> CanaryStep:
         """Set the share, replay traffic until the verdict, and put the step on record."""
         started_at, start_s = now_utc(), time.monotonic()

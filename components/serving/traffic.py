@@ -15,6 +15,8 @@ from components.errors import RolloutError
 from components.serving.splitter import ARM_HEADER
 
 Message = Mapping[str, Any]
+Asked = Sequence[Message] | Mapping[str, Any]
+"""Chat messages, or a mapping with `messages` and what else the request carries."""
 Watch = Callable[[Sequence["RequestRecord"], float], bool]
 """Called as watch(records so far, elapsed seconds) after each answer and every WATCH_EVERY_S; True ends the replay."""
 
@@ -49,7 +51,7 @@ class RequestRecord:
 def replay(
     url: str,
     model: str,
-    prompts: Sequence[Sequence[Message]],
+    prompts: Sequence[Asked],
     *,
     requests_in_flight: int,
     max_tokens: int,
@@ -66,7 +68,8 @@ def replay(
     Args:
         url: base URL, without /v1.
         model: served model name.
-        prompts: chat messages of each prompt; taken in order, from the start again at the end.
+        prompts: chat messages of each prompt, or a mapping with `messages` and what else its request carries, as
+            tools; taken in order, from the start again at the end.
         requests_in_flight: concurrent senders.
         max_tokens: limit per answer.
         temperature: of sampling. No seed is sent: it ends a CPU engine.
@@ -83,9 +86,13 @@ def replay(
     if duration_s is None and num_requests is None and watch is None:
         raise RolloutError("a replay needs a bound: duration_s, num_requests or watch")
     body = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
-    bodies = cycle({**body, "messages": [dict(message) for message in prompt]} for prompt in prompts)
+    bodies = cycle({**body, **_asked(prompt)} for prompt in prompts)
     replayer = _Replayer(url, bodies, duration_s=duration_s, num_requests=num_requests, watch=watch)
     return asyncio.run(replayer.run(requests_in_flight, request_timeout_s=request_timeout_s))
+
+
+def _asked(prompt: Asked) -> dict[str, Any]:
+    return dict(prompt) if isinstance(prompt, Mapping) else {"messages": [dict(message) for message in prompt]}
 
 
 class _Replayer:

@@ -13,6 +13,7 @@ from components.settings.curation import CurationSettings, SourceSettings
 from components.settings.drafter import DrafterSettings
 from components.settings.engine import EngineSettings
 from components.settings.evaluation import EvaluationSettings
+from components.settings.evaluation_slice import SliceSettings, WarmPrefixSettings
 from components.settings.gate import GateSettings
 from components.settings.loading import CONFIGS_DIR, PRESETS_DIR, load_recipe, load_services
 from components.settings.recipe import Recipe
@@ -37,10 +38,12 @@ __all__ = [
     "ServicesSettings",
     "Settings",
     "SettingsT",
+    "SliceSettings",
     "SourceSettings",
     "StreamSettings",
     "TargetSettings",
     "TrainingSettings",
+    "WarmPrefixSettings",
     "WatchSettings",
     "load_recipe",
     "load_services",

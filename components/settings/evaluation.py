@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Self
+import re
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from components.settings.base import Settings
+from components.settings.evaluation_slice import SliceSettings, WarmPrefixSettings
+
+
+def _kind_of_slice(value: object) -> str:
+    return "source" if isinstance(value, dict | SliceSettings) else "number"
+
+
+Slice = Annotated[
+    Annotated[int, Tag("number")] | Annotated[SliceSettings, Tag("source")],
+    Discriminator(_kind_of_slice),
+]
+"""A number of a built-in slice's prompts, or a source; told apart first, so that errors are of the
+one that was meant."""
 
 
 class EvaluationSettings(Settings):
     """What is measured on vLLM as served."""
 
-    slices: dict[str, int] = Field(description="prompts per held-out slice: mt_bench, humaneval, gsm_symbolic, ...")
+    slices: dict[str, Slice] = Field(
+        description="Prompts per held-out slice: a number for a built-in one (mt_bench, humaneval,"
+        " gsm_symbolic, conversations), or a source of one's own, as"
+        " `ours: {kind: file, path: ./prompts.jsonl, num_prompts: 40}`."
+    )
+    warm_prefix: WarmPrefixSettings | None = Field(
+        default=None,
+        description="Questions on one long shared prefix, cold and warm, for each arm. None: not measured.",
+    )
     max_tokens: int = Field(default=96, ge=8)
     temperatures: tuple[float, ...] = Field(
         default=(0.0,), min_length=1, description="the first is measured in full, the others on num_sampled_prompts"
@@ -53,12 +75,30 @@ class EvaluationSettings(Settings):
     )
 
     @model_validator(mode="after")
+    def _named(self) -> Self:
+        # Names stand before the slash of every prompt id, in file names and on the page.
+        bad = [name for name in self.slices if not re.fullmatch(r"[A-Za-z0-9_.-]+", name)]
+        if bad:
+            raise ValueError(f"slices: '{bad[0]}' is no name of letters, digits, '_', '.' and '-'")
+        return self
+
+    @model_validator(mode="after")
     def _distinct(self) -> Self:
         if min(self.temperatures) < 0 or len(set(self.temperatures)) != len(self.temperatures):
             raise ValueError("temperatures must differ and not be negative")
         if min(self.draft_lengths, default=1) < 1 or len(set(self.draft_lengths)) != len(self.draft_lengths):
             raise ValueError("draft_lengths must differ and be at least 1")
         return self
+
+    @property
+    def num_prompts_by_slice(self) -> dict[str, int]:
+        """Prompts asked for, by slice, whether built-in or one's own."""
+        return {name: one.num_prompts if isinstance(one, SliceSettings) else one for name, one in self.slices.items()}
+
+    @property
+    def own_slices(self) -> dict[str, SliceSettings]:
+        """The slices with a source of one's own."""
+        return {n: one for n, one in self.slices.items() if isinstance(one, SliceSettings)}
 
     @property
     def temperature(self) -> float:

@@ -42,6 +42,13 @@ class Recipe(Settings):
                 f"curation.max_prompt_tokens + max_answer_tokens = {needed} exceeds engine.max_model_len"
                 f" = {self.engine.max_model_len}"
             )
+        if (prefix := self.evaluation.warm_prefix) is not None:
+            needed = prefix.prefix_tokens + self.evaluation.max_tokens
+            if needed >= self.engine.max_model_len:
+                raise ValueError(
+                    f"evaluation.warm_prefix.prefix_tokens + max_tokens = {needed} leaves no place for a"
+                    f" question in engine.max_model_len = {self.engine.max_model_len}"
+                )
         if self.gate.min_speedup is not None and self.gate.serving_concurrency not in self.evaluation.speed_concurrency:
             raise ValueError("gate.min_speedup needs gate.serving_concurrency among evaluation.speed_concurrency")
         if self.drafter.start == "target_layers" and len(self.drafter.start_layers) != self.drafter.num_layers:

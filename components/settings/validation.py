@@ -14,6 +14,7 @@ from components.settings.curation import CurationSettings, SourceSettings
 from components.settings.drafter import DrafterSettings
 from components.settings.engine import EngineSettings
 from components.settings.evaluation import EvaluationSettings
+from components.settings.evaluation_slice import SliceSettings, WarmPrefixSettings
 from components.settings.gate import GateSettings
 from components.settings.stream import StreamSettings
 from components.settings.target import TargetSettings
@@ -22,7 +23,8 @@ from components.settings.watch import WatchSettings
 
 SECTIONS: tuple[type[Settings], ...] = (
     TargetSettings, EngineSettings, SourceSettings, CurationSettings, StreamSettings, DrafterSettings,
-    TrainingSettings, EvaluationSettings, GateSettings, CanarySettings, WatchSettings,
+    TrainingSettings, EvaluationSettings, SliceSettings, WarmPrefixSettings, GateSettings,
+    CanarySettings, WatchSettings,
 )  # fmt: skip
 
 

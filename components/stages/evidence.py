@@ -6,11 +6,11 @@ from components.contracts import CheckpointRef, Release
 from components.errors import ConfigError, EvaluationError, RegistryError
 from components.evaluation.asked import Asked
 from components.evaluation.decide import check_decision
-from components.evaluation.prompts import load_prompts
 from components.registry.client import Registry
 from components.registry.releases import acceptance_report_of, check_releasable, gate_decision_of
 from components.settings import load_recipe
 from components.settings.signing import signing_key
+from components.stages.prompts import prompts_of
 from components.stages.same_weights import champion_to_beat
 
 
@@ -32,7 +32,7 @@ def check_evidence(registry: Registry, release: Release, *, recipe: str, champio
         asked = Asked(
             loaded,
             decision.budget,
-            load_prompts(loaded.evaluation),
+            prompts_of(loaded),
             champion_to_beat(release.checkpoint, champion),
         )
         check_decision(decision, report, asked=asked, signing_key=signing_key())

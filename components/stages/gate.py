@@ -15,14 +15,17 @@ from components.contracts import (
     SpeedPoint,
     TargetRef,
     TrainServedGap,
+    WarmPrefixPoint,
 )
 from components.evaluation.acceptance import Measured
 from components.evaluation.asked import Asked, expected_loads
 from components.evaluation.decide import decide
+from components.evaluation.groups import acceptance_groups
 from components.evaluation.measure import MeasuredLength, build_report
 from components.evaluation.sampled_draws import draw_outputs
 from components.evaluation.schedule import Schedule, choose_schedule
 from components.evaluation.speed import measure_speed
+from components.evaluation.warm_prefix import measure_warm_prefix
 from components.reporting.acceptance_plots import plot_acceptance
 from components.reporting.gate_page import write_gate_page
 from components.settings.signing import signing_key
@@ -76,6 +79,7 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
     further = step("measure further temperatures", lambda: _further(run, arms)) if settings.temperatures[1:] else {}
     sampled = step("draw sampled outputs", lambda: _sampled(run, arms)) if max(settings.temperatures) > 0 else ()
     lengths = step("measure shorter drafts", lambda: _lengths(run, contest, arms)) if settings.draft_lengths else []
+    prefix = step("measure the shared prefix", lambda: _warm_prefix(run, arms)) if settings.warm_prefix else ()
     gap = None
     if run.recipe.gate.max_train_served_gap is not None:
         gap = step("train-served gap", lambda: _gap(run, contest, arms))
@@ -97,6 +101,7 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
         further=further,
         sampled_outputs=sampled,
         draft_lengths=lengths,
+        warm_prefix=prefix,
         train_served_gap=gap,
         peak_memory_bytes=peak_memory(list(arms.values()), run.engines),
     )
@@ -116,8 +121,9 @@ def decide_gate(run: GateRun, report: AcceptanceReport, asked: Asked) -> GateDec
     decision.write(run.out_dir / "gate_decision.json")
     plots = run.out_dir / "plots"
     plot_acceptance(report, plots, decision=decision)
-    texts = {prompt.prompt_id: prompt.messages[0]["content"] for prompt in run.prompts}
-    write_gate_page(report, decision, plots / "gate.html", prompts=texts)
+    texts = {prompt.prompt_id: prompt.text for prompt in run.prompts}
+    groups = acceptance_groups(arm for arm in report.arms.values() if arm.arm != UNTRAINED)
+    write_gate_page(report, decision, plots / "gate.html", prompts=texts, groups=groups)
     return decision
 
 
@@ -235,6 +241,20 @@ def _lengths(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredLength]
             stop_drafting_engine(run, contest.target, shorter)
         lengths.append(one)
     return lengths
+
+
+def _warm_prefix(run: GateRun, arms: Arms) -> tuple[WarmPrefixPoint, ...]:
+    """Each arm on many questions behind one long prefix, cold and warm."""
+    with run.stage("measure the shared prefix"):
+        return tuple(
+            measure_warm_prefix(
+                endpoint,
+                settings=run.recipe.evaluation,
+                request_timeout_s=run.recipe.engine.request_timeout_s,
+                progress=run.progress_of(f"shared prefix {arm}"),
+            )
+            for arm, endpoint in arms.items()
+        )
 
 
 def _gap(run: GateRun, contest: Contest, arms: Arms) -> TrainServedGap:

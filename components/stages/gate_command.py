@@ -32,7 +32,6 @@ from components.drafter.checkpoint import load_checkpoint_ref
 from components.errors import ConfigError, run_main
 from components.evaluation.asked import Asked
 from components.evaluation.decide import check_decision, decide
-from components.evaluation.prompts import load_prompts
 from components.services.endpoints import resolve_state_dir
 from components.serving.engine import free_port
 from components.serving.pool import EnginePool
@@ -42,6 +41,7 @@ from components.stages.clock import untimed
 from components.stages.gate import decide_gate, measure_gate
 from components.stages.gate_run import Contest, GateRun
 from components.stages.looks import next_look, record_look
+from components.stages.prompts import prompts_of
 from components.stages.same_weights import champion_to_beat
 from components.targets.fingerprint import make_target_ref
 from components.targets.resolve import resolve_target
@@ -92,7 +92,7 @@ def _measured(options: argparse.Namespace) -> GateDecision:
     recipe = load_recipe(options.recipe, budget=options.budget)
     candidate, champion = load_checkpoint_ref(options.candidate), _checkpoint(options.champion)
     target = _target(recipe, options.target)
-    prompts, state_dir = load_prompts(recipe.evaluation), resolve_state_dir()
+    prompts, state_dir = prompts_of(recipe), resolve_state_dir()
 
     with EnginePool(logs_dir=options.out_dir / "logs", port_base=free_port()) as engines:
         run = GateRun(
@@ -119,7 +119,7 @@ def _decided(options: argparse.Namespace) -> GateDecision:
     decision = GateDecision.read(options.decision) if options.decision else None
     champion = _checkpoint(options.champion)
     champion_digest = champion.digest if champion is not None else decision.champion_digest if decision else None
-    asked = Asked(recipe, options.budget, load_prompts(recipe.evaluation), champion_digest)
+    asked = Asked(recipe, options.budget, prompts_of(recipe), champion_digest)
     if decision is not None:
         check_decision(decision, report, asked=asked, signing_key=signing_key())
         return decision

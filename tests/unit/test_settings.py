@@ -104,3 +104,33 @@ def test_a_recipe_replaces_the_loss_of_its_preset(tmp_path: Path) -> None:
 def test_an_unknown_preset_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such training\.preset.*papr.*cpu, paper"):
         load_recipe(changed_demo(tmp_path, training={"preset": "papr"}))
+
+
+def test_slices_are_numbers_or_sources(tmp_path: Path) -> None:
+    slices = {"mt_bench": 4, "ours": {"kind": "file", "path": "p.jsonl", "num_prompts": 40}}
+    settings = load_recipe(changed_demo(tmp_path, evaluation={"slices": slices})).evaluation
+    assert settings.num_prompts_by_slice == {"mt_bench": 4, "ours": 40}
+    assert list(settings.own_slices) == ["ours"] and settings.own_slices["ours"].source("ours").path == "p.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        ({"ours": {"kind": "file", "num_prompts": 4}}, "kind 'file' needs a path"),
+        ({"ours": {"kind": "huggingface", "num_prompts": 4}}, "kind 'huggingface' needs a repo_id"),
+        (
+            {"ours": {"kind": "file", "paht": "p", "num_prompts": 4}},
+            r"unknown key evaluation\.slices\.ours\.source\.paht \(did you mean 'path'",
+        ),
+        ({"ours": {"kind": "file", "path": "p", "num_prompts": 0}}, "greater than or equal to 1"),
+        ({"o/urs": 4}, "is no name of letters"),
+    ],
+)
+def test_slices_that_cannot_be(tmp_path: Path, slices: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(changed_demo(tmp_path, evaluation={"slices": slices, "max_tokens": 32}))
+
+
+def test_a_warm_prefix_must_fit_into_the_context(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leaves no place for a question"):
+        load_recipe(changed_demo(tmp_path, evaluation={"warm_prefix": {"prefix_tokens": 1000}}))

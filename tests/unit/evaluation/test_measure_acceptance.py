@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,30 @@ def test_a_line_cut_short_by_a_kill_is_measured_again(engine: Any, tmp_path: Pat
     assert again.prompts[:2] == whole.prompts[:2] and again.counters == whole.counters
     journal.write_text("not a journal\n")
     assert measured().counters == whole.counters
+
+
+def test_requests_carry_tools_and_template_variables_and_measurements_the_language(engine: Any) -> None:
+    tools = ({"type": "function", "function": {"name": "weather"}},)
+    messages = ({"role": "user", "content": "Is it raining?"},)
+    prompts = (
+        Prompt("a/1", "a", messages),
+        Prompt("a/2", "a", messages, tools=tools, variant={"enable_thinking": False}, language="en"),
+    )
+    measured = measure(engine, prompts=prompts)
+    plain, full = [p for p in engine.payloads if p["messages"] == list(messages)]
+    assert not {"tools", "tool_choice", "chat_template_kwargs"} & plain.keys()
+    assert full["tools"] == list(tools) and full["tool_choice"] == "none"
+    assert full["chat_template_kwargs"] == {"enable_thinking": False}
+    assert [one.language for one in measured.prompts] == [None, "en"]
+
+
+def test_a_journal_of_another_template_variable_is_not_gone_on_with(engine: Any, tmp_path: Path) -> None:
+    def asked(variant: dict[str, bool]) -> tuple[Prompt, ...]:
+        return tuple(replace(prompt, variant=variant) for prompt in PROMPTS)
+
+    for variant in ({}, {}, {"enable_thinking": False}, {"enable_thinking": True}, {"enable_thinking": True}):
+        measure_acceptance(
+            CANDIDATE, asked(variant), settings=SETTINGS, journal=tmp_path / "kept", transport=engine.transport
+        )
+    asked_for = [p for p in engine.payloads if p["messages"][0]["content"].startswith("prompt")]
+    assert len(asked_for) == 3 * len(PROMPTS)  # each of the three measurements once

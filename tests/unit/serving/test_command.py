@@ -30,7 +30,7 @@ SPEC = EngineSpec(
 COMMON = shlex.split(
     "--served-model-name demo --host 127.0.0.1 --port 8100 --dtype bfloat16 --kv-cache-dtype auto --max-model-len 1024"
     " --max-num-seqs 64 --max-num-batched-tokens 2048 --generation-config vllm --no-enable-log-requests"
-    " --disable-uvicorn-access-log --uvicorn-log-level warning --enforce-eager"
+    " --disable-uvicorn-access-log --uvicorn-log-level warning --enable-prompt-tokens-details --enforce-eager"
 )
 
 

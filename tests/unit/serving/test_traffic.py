@@ -64,6 +64,12 @@ def test_a_number_of_requests_in_order_with_their_figures(server: ThreadingHTTPS
     assert {(r.arm, r.ok, r.num_tokens, r.num_steps, r.num_accepted) for r in records} == {("candidate", True, 9, 4, 4)}
 
 
+def test_a_request_may_carry_more_than_messages(server: ThreadingHTTPServer) -> None:
+    asked = {"messages": PROMPTS[0], "chat_template_kwargs": {"enable_thinking": False}}
+    replay(url_of(server), "m", [asked], requests_in_flight=1, max_tokens=9, num_requests=1)
+    assert Handler.bodies == [{"model": "m", "max_tokens": 9, "temperature": 0.0, **asked}]
+
+
 def test_more_senders_than_requests(server: ThreadingHTTPServer) -> None:
     assert len(replay(url_of(server), "m", PROMPTS, requests_in_flight=8, max_tokens=9, num_requests=3)) == 3
 
