@@ -27,12 +27,12 @@ if one prompt more had been seen, off by just that: the squared deviation
 
 is added to the variance: the relative variance 1 / c of a count c (A. Agresti, "Categorical Data Analysis", 3rd ed.
 2013, section 1.2) at one prompt's share of the whole. Of a length, c is the accepted drafts. Of a pair of arms on one
-text, what both accept says nothing of their difference: a = shared + x, b = shared + y with Var(a - b) = E(x + y), at
-least E|a - b| (McNemar's test, too, counts discordant pairs only; Psychometrika 12, 1947), so c is the mean |a - b|
-and C^2 the product of both arms' tokens. It is a prior worth one prompt, as in moderated t tests (G. Smyth, Stat. Appl. Genet.
+text, what both accept says nothing of their difference: a = s + x, b = s + y with Var(a - b) = E(x + y), at least E|a
+- b| (McNemar's test, too, counts discordant pairs only; Psychometrika 12, 1947), so c is the mean |a - b| and C^2 the
+product of both arms' tokens. It is a prior worth one prompt, as in moderated t tests (G. Smyth, Stat. Appl. Genet.
 Mol. Biol. 3, 2004), but one that only ever widens: its degree of freedom is not claimed. Against a real spread it
-vanishes as 1 / n; n equal prompts of c counts have a standard error of 1 / (n sqrt(c)). Where nothing was counted there
-is no log; the tests are those of a Poisson zero (`estimate.py`).
+vanishes as 1 / n; n equal prompts of c counts have a standard error of 1 / (n sqrt(c)). Where nothing was counted
+there is no log; the tests are those of a Poisson zero (`estimate.py`).
 
 **Several slices.** Three claims, three corrections:
 - "non-inferior on every slice" is an intersection-union test (Berger, Technometrics 24, 1982): each slice at level

@@ -17,7 +17,7 @@ from components.evaluation.decide import decide, overall_verdict
 from components.evaluation.gate import main
 from components.settings import GateSettings
 
-SETTINGS = GateSettings(min_acceptance_length=1.2)
+SETTINGS = GateSettings(min_acceptance_length=1.2, min_speedup=None)
 GOOD = (10, 6, 4)  # acceptance length 1.7, first position 0.5
 
 
@@ -30,6 +30,21 @@ def prompts(measurement: Callable[..., PromptMeasurement]) -> Callable[..., list
             measurement(f"{slice_name}/{n}", slice_name=slice_name, histogram=histogram if n % 2 else more)
             for n in range(num)
         ]
+
+    return make
+
+
+@pytest.fixture
+def served(report: Any, arm: Any, prompts: Any) -> Callable[..., AcceptanceReport]:
+    """A report of these prompts of the candidate, half again as fast as no draft, as the demo's recipe asks for."""
+
+    def make(candidate: Any = None, *others: Any, **told: Any) -> AcceptanceReport:
+        answered = prompts() if candidate is None else candidate
+        arms = (
+            arm("candidate", answered, num_draft_tokens=2, rates={1: 60.0}),
+            arm("no_draft", answered, rates={1: 40.0}),
+        )
+        return report(*arms, *others, **told)
 
     return make
 
@@ -52,11 +67,11 @@ def test_a_good_candidate_passes(report: Any, arm: Any, prompts: Any) -> None:
     assert decision.champion_digest is None
 
 
-@pytest.mark.parametrize(("limit", "verdict"), [(1.1, "pass"), (1.65, "inconclusive"), (1.9, "fail")])
+@pytest.mark.parametrize(("limit", "verdict"), [(1.1, "pass"), (1.65, "inconclusive"), (2.1, "fail")])
 def test_acceptance_length_against_its_interval(
     limit: float, verdict: str, report: Any, arm: Any, prompts: Any
 ) -> None:
-    settings = GateSettings(min_acceptance_length=limit)
+    settings = GateSettings(min_acceptance_length=limit, min_speedup=None)
     decision = decide(report(arm("candidate", prompts(), num_draft_tokens=2)), settings=settings)
     assert rules(decision)["acceptance length"] == decision.verdict == verdict
 
@@ -127,6 +142,15 @@ def test_speed_up_at_one(rates: dict[int, float], verdict: str, report: Any, arm
     assert rules(decision)["speed-up at 1 in flight"] == decision.verdict == verdict
 
 
+def test_a_drafter_slower_than_none_is_no_pass_unless_the_recipe_says_so(report: Any, arm: Any, prompts: Any) -> None:
+    plain = arm("no_draft", prompts(), rates={1: 40.0})
+    slow = report(arm("candidate", prompts(), num_draft_tokens=2, rates={1: 38.0}), plain)
+    assert decide(slow, settings=GateSettings(min_acceptance_length=1.2)).verdict is Verdict.FAIL
+    assert decide(slow, settings=SETTINGS).verdict is Verdict.PASS
+    unmeasured = report(arm("candidate", prompts(), num_draft_tokens=2))
+    assert decide(unmeasured, settings=GateSettings(min_acceptance_length=1.2)).verdict is Verdict.INCONCLUSIVE
+
+
 def test_losslessness(report: Any, arm: Any, prompts: Any) -> None:
     candidate = arm("candidate", prompts(), num_draft_tokens=2)
 
@@ -169,15 +193,15 @@ def test_same_decision_from_the_file(report: Any, arm: Any, prompts: Any, tmp_pa
 
 
 def test_a_decision_is_checked_against_its_report_to_the_byte(
-    report: Any, arm: Any, prompts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: Any, arm: Any, prompts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arms = (arm("candidate", prompts((10, 6, 5)), num_draft_tokens=2), arm("champion", prompts(), num_draft_tokens=2))
-    measured = report(*arms).write(tmp_path / "report.json")
+    arms = (prompts((10, 6, 5)), arm("champion", prompts(), num_draft_tokens=2))
+    measured = served(*arms).write(tmp_path / "report.json")
     first, again = tmp_path / "decision.json", tmp_path / "again.json"
     code = main(["--report", str(measured), "--recipe", "demo", "--out", str(first)])
     assert main(["--report", str(measured), "--decision", str(first), "--out", str(again)]) == code
     assert first.read_bytes() == again.read_bytes()
-    other = report(*arms, num_equal=9).write(tmp_path / "other.json")
+    other = served(*arms, num_equal=9).write(tmp_path / "other.json")
     with pytest.raises(ConfigError, match="made of another report"):
         main(["--report", str(other), "--decision", str(first)])
 
@@ -203,7 +227,7 @@ def test_a_tampered_decision_is_refused(
 
 
 def test_measuring_is_asked_of_the_task_and_its_failure_is_not_a_verdict(
-    report: Any, arm: Any, prompts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
 
@@ -211,7 +235,7 @@ def test_measuring_is_asked_of_the_task_and_its_failure_is_not_a_verdict(
         commands.append(command)
         if "broken" in command:
             return subprocess.CompletedProcess(command, 1)
-        report(arm("candidate", prompts(), num_draft_tokens=2)).write(tmp_path / "acceptance_report.json")
+        served().write(tmp_path / "acceptance_report.json")
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr("components.evaluation.gate.subprocess.run", run)
@@ -230,15 +254,15 @@ def test_overall_verdict() -> None:
     assert overall_verdict([]) is Verdict.INCONCLUSIVE
 
 
-def test_exit_codes(report: Any, arm: Any, prompts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = report(arm("candidate", prompts(), num_draft_tokens=2)).write(tmp_path / "report.json")
+def test_exit_codes(served: Any, prompts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = served().write(tmp_path / "report.json")
     out = tmp_path / "decision.json"
     assert main(["--report", str(path), "--recipe", "demo", "--out", str(out)]) == 0
     assert GateDecision.read(out).verdict is Verdict.PASS
     assert "verdict: pass" in capsys.readouterr().out
-    poor = report(arm("candidate", prompts((50, 1, 0)), num_draft_tokens=2)).write(tmp_path / "poor.json")
+    poor = served(prompts((50, 1, 0))).write(tmp_path / "poor.json")
     assert main(["--report", str(poor), "--recipe", "demo"]) == 1
-    alone = report(arm("candidate", prompts(num=1), num_draft_tokens=2)).write(tmp_path / "one.json")
+    alone = served(prompts(num=1)).write(tmp_path / "one.json")
     assert main(["--report", str(alone), "--recipe", "demo"]) == 2
 
 
