@@ -41,6 +41,9 @@ class RuleResult(Record):
     num_further_prompts: int | None = Field(
         default=None, description="that an inconclusive rule needs to be decided; None: not inconclusive, or unknown"
     )
+    num_further_rounds: int | None = Field(
+        default=None, description="of speed, that an inconclusive speed-up needs to be decided; None: as for prompts"
+    )
 
 
 class GateDecision(Record):

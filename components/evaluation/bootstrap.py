@@ -40,7 +40,8 @@ def bootstrap_ratio(
         strata: [P] slice of each prompt; None: all of one.
 
     Returns:
-        (low, high), or None when fewer than two prompts have a denominator above zero: nothing can be said.
+        (low, high), or None when fewer than two prompts have a denominator above zero, or all resamples are equal:
+        nothing can be said.
     """
     num, den = np.asarray(numerators, float), np.asarray(denominators, float)
     if np.count_nonzero(den) < 2:
@@ -76,7 +77,7 @@ def bootstrap_relative_difference(
         strata: [P] slice of each prompt; None: all of one.
 
     Returns:
-        (low, high), or None with fewer than two prompts that count in both arms.
+        (low, high), or None with fewer than two prompts that count in both arms, or equal resamples.
     """
     a, b, c, d = (np.asarray(array, float) for array in (num_a, den_a, num_b, den_b))
     if np.count_nonzero((b > 0) & (d > 0)) < 2:
@@ -114,8 +115,8 @@ def _bca(
     draws = _resample(statistic, groups, num_samples, seed)
     if not np.isfinite(estimate) or len(draws) < num_samples / 2:
         return None
-    if np.all(draws == draws[0]):
-        return (float(draws[0]), float(draws[0]))
+    if np.ptp(draws) <= 1e-12 * abs(estimate):  # prompts that agree say nothing of those that were not drawn
+        return None
     # Ties count half, or a discrete statistic would be called biased.
     below = (np.count_nonzero(draws < estimate) + 0.5 * np.count_nonzero(draws == estimate)) / len(draws)
     bias = float(ndtri(np.clip(below, 1 / (len(draws) + 1), len(draws) / (len(draws) + 1))))

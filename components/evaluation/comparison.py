@@ -6,14 +6,16 @@ import math
 
 from components.contracts import ArmReport, PromptMeasurement, RuleResult, Verdict
 from components.evaluation.bootstrap import bootstrap_relative_difference
-from components.evaluation.paired import acceptance_sums, estimated_rule, members_of, paired_prompts, slices_of
-from components.evaluation.statistics import (
-    Estimate,
-    estimate_relative_difference,
-    holm,
-    non_inferiority_verdicts,
-    threshold_verdict,
+from components.evaluation.estimate import Estimate, threshold_verdict
+from components.evaluation.paired import (
+    acceptance_sums,
+    estimated_rule,
+    members_of,
+    paired_prompts,
+    pass_if_enough,
+    slices_of,
 )
+from components.evaluation.statistics import estimate_relative_difference, holm, non_inferiority_verdicts
 from components.settings import GateSettings
 
 SUPERIOR = "superior overall"
@@ -61,15 +63,15 @@ def _slice_rule(
     settings: GateSettings,
 ) -> RuleResult:
     num_prompts = len(pair[0])
-    is_short = num_prompts < settings.min_prompts_per_slice
-    note = f"fewer than {settings.min_prompts_per_slice} prompts" if is_short else ""
+    verdict, note = pass_if_enough(verdict, estimate, num_prompts, settings)
     if p_values.get("better (Holm)", 1.0) <= settings.alpha:
         note = "; ".join(word for word in (note, "better than the champion here") if word)
-    alpha = settings.non_inferiority_alpha
+    # The interval of the level that the verdict rests on: a fail is one at `alpha`, which Holm only makes harder.
+    alpha = settings.alpha if verdict is Verdict.FAIL else settings.non_inferiority_alpha
     return estimated_rule(
         f"non-inferior on {name}",
         estimate,
-        Verdict.INCONCLUSIVE if is_short and verdict is Verdict.PASS else verdict,
+        verdict,
         threshold=-settings.non_inferiority_margin,
         alpha=alpha,
         num_prompts=num_prompts,
@@ -90,9 +92,9 @@ def superiority(candidate: ArmReport, champion: ArmReport, settings: GateSetting
     """
     pair = paired_prompts(candidate, champion)
     estimate = _difference(pair)
-    # Equal to the champion is not above it: with no spread at all a tie would count as such.
-    is_tie = estimate is not None and estimate.standard_error == 0 and estimate.value == 0
-    verdict = Verdict.INCONCLUSIVE if is_tie else threshold_verdict(estimate, 0.0, alpha=settings.alpha)
+    verdict, note = pass_if_enough(
+        threshold_verdict(estimate, 0.0, alpha=settings.alpha), estimate, len(pair[0]), settings
+    )
     return estimated_rule(
         SUPERIOR,
         estimate,
@@ -102,9 +104,9 @@ def superiority(candidate: ArmReport, champion: ArmReport, settings: GateSetting
         num_prompts=len(pair[0]),
         settings=settings,
         bootstrap=_bootstrap(pair, alpha=settings.alpha, settings=settings),
-        p_values={"superior": estimate.p_above(0.0)} if estimate and not is_tie else {},
+        p_values={"superior": estimate.p_above(0.0)} if estimate else {},
         binding=settings.require_superiority,
-        note="" if settings.require_superiority else "not required",
+        note="; ".join(word for word in (note, "" if settings.require_superiority else "not required") if word),
     )
 
 
@@ -118,15 +120,18 @@ def non_inferior_when_sampled(
     """
     pair = paired_prompts(candidate, champion)
     estimate, alpha = _difference(pair), settings.non_inferiority_alpha
+    verdict = threshold_verdict(estimate, -settings.non_inferiority_margin, alpha=alpha)
+    verdict, note = pass_if_enough(verdict, estimate, len(pair[0]), settings)
     return estimated_rule(
         f"non-inferior at temperature {temperature:g}",
         estimate,
-        threshold_verdict(estimate, -settings.non_inferiority_margin, alpha=alpha),
+        verdict,
         threshold=-settings.non_inferiority_margin,
         alpha=alpha,
         num_prompts=len(pair[0]),
         settings=settings,
         bootstrap=_bootstrap(pair, alpha=alpha, settings=settings),
+        note=note,
     )
 
 

@@ -9,6 +9,7 @@ from components.errors import ConfigError, EvaluationError
 from components.evaluation import rules
 from components.evaluation.asked import Asked, as_asked, figures_hold
 from components.evaluation.comparison import SUPERIOR, non_inferior_when_sampled, non_inferiority, superiority
+from components.evaluation.looks import at_look
 from components.evaluation.losslessness import losslessness, sampled_losslessness
 from components.evaluation.positions import position_collapse
 from components.evaluation.schedule import choose_schedule, load_limit, reported_ratios
@@ -25,6 +26,7 @@ def decide(
 ) -> GateDecision:
     """Apply every rule of `settings` to `report`.
 
+    Levels are those of the report's look: all looks at a candidate together err no more often than the recipe's say.
     The verdict is fail if any binding rule fails, else inconclusive if any is, else pass. `created_at` is the
     report's, so a decision made again from the file equals the first one to the byte.
 
@@ -42,7 +44,7 @@ def decide(
     """
     candidate, candidate_digest = _candidate(report)
     champion = report.arms.get("champion")
-    results = _results(report, candidate, champion, settings, expected_fingerprint)
+    results = _results(report, candidate, champion, at_look(settings, report.look), expected_fingerprint)
     if asked is not None:
         results = (as_asked(report, asked), *results)
     verdict = overall_verdict(result.verdict for result in results if result.binding)

@@ -9,8 +9,9 @@ import numpy as np
 
 from components.contracts import ArmReport, PromptMeasurement, RuleResult, Verdict
 from components.errors import EvaluationError
+from components.evaluation.estimate import Array, Estimate, Interval
+from components.evaluation.looks import next_level
 from components.evaluation.power import prompts_needed
-from components.evaluation.statistics import Array, Estimate, Interval
 from components.settings import GateSettings
 
 
@@ -56,6 +57,21 @@ def members_of(prompts: Sequence[PromptMeasurement], slice_name: str) -> list[Pr
     return [prompt for prompt in prompts if prompt.slice == slice_name]
 
 
+def num_counted(estimate: Estimate | None, num_prompts: int) -> int:
+    """Prompts behind an estimate: those without a step count for nothing."""
+    return num_prompts if estimate is None else min(num_prompts, estimate.num_prompts)
+
+
+def pass_if_enough(
+    verdict: Verdict, estimate: Estimate | None, num_prompts: int, settings: GateSettings
+) -> tuple[Verdict, str]:
+    """The verdict, and a note where fewer than `min_prompts_per_slice` prompts count: such are never a pass."""
+    if num_counted(estimate, num_prompts) >= settings.min_prompts_per_slice:
+        return verdict, ""
+    note = f"fewer than {settings.min_prompts_per_slice} prompts"
+    return Verdict.INCONCLUSIVE if verdict is Verdict.PASS else verdict, note
+
+
 def estimated_rule(
     rule: str,
     estimate: Estimate | None,
@@ -75,15 +91,17 @@ def estimated_rule(
     Args:
         rule, verdict, threshold, num_prompts, p_values, binding: as in `RuleResult`.
         estimate: behind the verdict; None when nothing can be said.
-        alpha: one-sided level, so the interval is one of 1 - 2 alpha.
+        alpha: one-sided level of this look, so the interval is one of 1 - 2 alpha. What is still needed is planned for
+            the level of the next look.
         settings: budget of further prompts, and the least number of prompts.
         bootstrap: BCa interval of the same level.
         note: further words for `detail`.
     """
     confidence = 1 - 2 * alpha
+    counted = num_counted(estimate, num_prompts)
     interval = _finite(estimate.interval(confidence)) if estimate else None
-    needed = _further_prompts(estimate, verdict, threshold, alpha=alpha, num_prompts=num_prompts, settings=settings)
-    words = [_interval_words(interval, confidence, num_prompts), note]
+    needed = _further_prompts(estimate, verdict, threshold, alpha=alpha, num_prompts=counted, settings=settings)
+    words = [_interval_words(interval, confidence, counted), note]
     if verdict is Verdict.INCONCLUSIVE:
         words.append(_needed_words(needed, settings.max_further_prompts))
     return RuleResult(
@@ -97,7 +115,7 @@ def estimated_rule(
         bootstrap_interval=_finite(bootstrap),
         p_values=p_values or {},
         binding=binding,
-        num_prompts=num_prompts,
+        num_prompts=counted,
         num_further_prompts=needed,
     )
 
@@ -113,7 +131,7 @@ def _further_prompts(
 ) -> int | None:
     if verdict is not Verdict.INCONCLUSIVE:
         return None
-    needed = prompts_needed(estimate, threshold, alpha=alpha)
+    needed = prompts_needed(estimate, threshold, alpha=next_level(alpha, settings))
     if needed is None:
         return None
     return max(needed, settings.min_prompts_per_slice, num_prompts + 1) - num_prompts

@@ -23,6 +23,7 @@ def position_collapse(candidate: ArmReport, champion: ArmReport | None, settings
     The share at position k is accepted(k) / accepted(k - 1), the first one's accepted(1) / steps. The first position
     must be shown to reach the floor. Later ones hold few drafts, so there a collapse must be shown (Holm over the
     positions): a share below the floor, or more than `max_position_loss` below the champion's on the same prompts.
+    Value and interval are the first position's; `detail` holds the others' shares and what collapsed.
 
     Raises:
         EvaluationError: candidate and champion did not answer the same prompts.
@@ -37,7 +38,7 @@ def position_collapse(candidate: ArmReport, champion: ArmReport | None, settings
     if collapsed or not sum(prompt.num_steps for prompt in prompts):
         verdict = Verdict.FAIL
     told = ", ".join(f"{share:.2f}" for share in shares.values() if math.isfinite(share))
-    result = estimated_rule(
+    return estimated_rule(
         "position collapse",
         first,
         verdict,
@@ -45,10 +46,11 @@ def position_collapse(candidate: ArmReport, champion: ArmReport | None, settings
         alpha=settings.alpha,
         num_prompts=len(prompts),
         settings=settings,
-        note="; ".join([f"accepted of those before, by position: {told or 'nothing drafted'}", *collapsed.values()]),
+        p_values={"first position reaches the floor": first.p_above(floor)} if first is not None else {},
+        note="; ".join(
+            [f"first position; accepted of those before, by position: {told or 'nothing drafted'}", *collapsed.values()]
+        ),
     )
-    lowest = min((share for share in shares.values() if math.isfinite(share)), default=0.0)
-    return result.model_copy(update={"value": lowest})
 
 
 def _first(candidate: ArmReport) -> Estimate | None:
@@ -62,12 +64,7 @@ def _below_floor(candidate: ArmReport, floor: float, alpha: float) -> dict[int, 
     prompts = in_order(candidate)
     p_values = {}
     for k in range(1, len(candidate.acceptance_by_position) + 1):
-        accepted, reached = position_sums(prompts, k)
-        if not accepted.sum():
-            # Nothing accepted has no spread to estimate: the chance of that, were every draft accepted at the floor.
-            p_values[str(k)] = (1 - floor) ** float(reached.sum())
-            continue
-        estimate = estimate_ratio(accepted, reached, origin=0.0, strata=slices_of(prompts))
+        estimate = estimate_ratio(*position_sums(prompts, k), origin=0.0, strata=slices_of(prompts))
         if estimate is not None:
             p_values[str(k)] = estimate.p_below(floor)
     return {
@@ -81,7 +78,7 @@ def _below_champion(candidate: ArmReport, champion: ArmReport, settings: GateSet
     p_values = {}
     for k in range(1, num_positions + 1):
         estimate = estimate_relative_difference(
-            *position_sums(ours, k), *position_sums(theirs, k), strata=slices_of(ours)
+            *position_sums(ours, k), *position_sums(theirs, k), origin=0.0, strata=slices_of(ours)
         )
         if estimate is not None:
             p_values[str(k)] = estimate.p_below(-settings.max_position_loss)

@@ -1,9 +1,10 @@
-"""How many prompts a decision needs, from the variance already seen. Pure.
+"""How many prompts, or rounds, a decision needs, from the variance already seen. Pure.
 
 If the true value is the one observed, a test at level alpha with N prompts decides with probability
 P(t'(df_N, delta_N) >= t(1 - alpha, df_N)), t' the noncentral t of noncentrality delta_N = distance sqrt(N) / sigma
 (S. Julious, "Sample sizes for clinical trials with Normal data", Statistics in Medicine 23, 2004), where `distance`
 is from the threshold on the log scale and sigma = standard error sqrt(n) the observed spread of one (paired) prompt.
+What is named will be judged at the next look, so callers pass that look's level (`looks.next_level`).
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ import math
 
 from scipy import stats
 
-from components.evaluation.statistics import Estimate
+from components.evaluation.estimate import Estimate
 
 MAX_PROMPTS = 1_000_000
 """Beyond this the distance to the threshold is nothing that measuring decides."""
 
 
 def power(estimate: Estimate, threshold: float, *, num_prompts: int, alpha: float) -> float:
-    """Probability that `num_prompts` prompts decide on which side of `threshold` the observed value lies."""
-    if estimate.standard_error == 0:
-        return 1.0
+    """Probability that `num_prompts` prompts decide on which side of `threshold` the observed value lies.
+
+    A value at its origin stays there: it decides, with certainty, once a Poisson count of zero would.
+    """
     if threshold <= estimate.origin:
         return 1.0
+    if estimate.at_origin:
+        return float(estimate.p_below(threshold) ** (num_prompts / estimate.num_prompts) <= alpha)
     spread = estimate.standard_error * math.sqrt(estimate.num_prompts)
     distance = abs(estimate.log_value - math.log(threshold - estimate.origin))
-    degrees = estimate.degrees_of_freedom * num_prompts / estimate.num_prompts
+    degrees = estimate.degrees_of_freedom * (num_prompts - 1) / (estimate.num_prompts - 1)
     noncentrality = distance * math.sqrt(num_prompts) / spread
     quantile = float(stats.t.ppf(1 - alpha, degrees))
     if noncentrality > 30:  # far beyond any power below one, where scipy's series no longer converges

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from components.contracts import (
     AcceptanceReport,
@@ -14,10 +15,13 @@ from components.contracts import (
     Verdict,
 )
 from components.evaluation.bootstrap import bootstrap_ratio
+from components.evaluation.estimate import threshold_verdict
+from components.evaluation.looks import next_level
 from components.evaluation.measure import draft_coverage
-from components.evaluation.paired import acceptance_sums, estimated_rule, slices_of
+from components.evaluation.paired import acceptance_sums, estimated_rule, num_counted, pass_if_enough, slices_of
+from components.evaluation.rounds import estimate_speedup, rounds_needed
 from components.evaluation.speed import speedups
-from components.evaluation.statistics import estimate_ratio, threshold_verdict
+from components.evaluation.statistics import estimate_ratio
 from components.settings import GateSettings
 
 FUTILE_SHARE = 0.1
@@ -47,8 +51,17 @@ def _figures(arm: ArmReport) -> list[tuple[str, float]]:
     figures += [("acceptance_interval", end) for end in arm.acceptance_interval or ()]
     figures += [(f"acceptance_by_slice.{name}", value) for name, value in arm.acceptance_by_slice.items()]
     figures += [(f"acceptance_by_position.{k}", value) for k, value in enumerate(arm.acceptance_by_position, start=1)]
+    figures += [(f"interval_by_slice.{name}", end) for name, ends in arm.interval_by_slice.items() for end in ends]
     figures += [(f"latency of {prompt.prompt_id}", prompt.latency_s) for prompt in arm.prompts]
-    return figures + [(f"tok/s at {point.concurrency}", point.output_tokens_per_s) for point in arm.speed]
+    return figures + [figure for point in arm.speed for figure in _speed_figures(point)]
+
+
+def _speed_figures(point: SpeedPoint) -> list[tuple[str, float]]:
+    at = f"at {point.concurrency}"
+    figures = [(f"tok/s {at}", point.output_tokens_per_s)]
+    figures += [(f"tok/s {at}, round {k}", rate) for k, rate in enumerate(point.round_tokens_per_s, start=1)]
+    latencies = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
+    return figures + [(f"{name} {at}", getattr(point, name)) for name in latencies]
 
 
 def same_target(report: AcceptanceReport, expected: TargetFingerprint) -> RuleResult:
@@ -74,11 +87,10 @@ def min_acceptance(arm: ArmReport, threshold: float, settings: GateSettings, *, 
     strata = slices_of(arm.prompts)
     estimate = estimate_ratio(num, den, origin=1.0, strata=strata)
     verdict = threshold_verdict(estimate, threshold, alpha=settings.alpha)
-    is_short = len(arm.prompts) < settings.min_prompts_per_slice
-    if is_short and verdict is Verdict.PASS:
-        verdict = Verdict.INCONCLUSIVE
+    verdict, note = pass_if_enough(verdict, estimate, len(arm.prompts), settings)
+    is_short = num_counted(estimate, len(arm.prompts)) < settings.min_prompts_per_slice
     is_futile = estimate is not None and estimate.value - 1 < FUTILE_SHARE * (threshold - 1) and not is_short
-    note = "no target step had a draft" if not den.sum() else "next to nothing was accepted" if is_futile else ""
+    note = "no target step had a draft" if not den.sum() else "next to nothing was accepted" if is_futile else note
     bootstrap = bootstrap_ratio(
         num, den, num_samples=settings.bootstrap_samples, seed=settings.seed, confidence=1 - 2 * settings.alpha,
         strata=strata,
@@ -112,28 +124,59 @@ def coverage(candidate: ArmReport, settings: GateSettings) -> RuleResult:
 def speedup_at_serving(report: AcceptanceReport, settings: GateSettings) -> RuleResult | None:
     """tok/s over no draft at the serving concurrency; None without a limit in the recipe.
 
-    The medians decide where all interleaved rounds agree with them; rounds on both sides of the limit are no verdict,
-    since one more round could turn it.
+    The geometric mean of the interleaved rounds' ratios and its interval (`rounds.py`): pass or fail where it is shown
+    to lie at or above the limit or below it, at one-sided level `alpha`. A measurement without rounds, or with a single
+    one, shows no spread and is never more than inconclusive.
     """
     if settings.min_speedup is None:
         return None
     level, limit = settings.serving_concurrency, settings.min_speedup
-    value = speedups({arm: one.speed for arm, one in report.arms.items()}).get(level)
-    verdict, detail = Verdict.INCONCLUSIVE, f"speed of candidate and no_draft at {level} was not measured"
-    if value is not None:
-        ratios = _round_ratios(report.arms["candidate"].speed, report.arms["no_draft"].speed, level) or [value]
-        sides = {ratio >= limit for ratio in (*ratios, value)}
-        if len(sides) == 1:
-            verdict = Verdict.PASS if sides == {True} else Verdict.FAIL
-        detail = f"tok/s over no draft; {len(ratios)} rounds from {min(ratios):.2f}x to {max(ratios):.2f}x"
+    arms = {arm: one.speed for arm, one in report.arms.items()}
+    ours, theirs = (_rounds(arms.get(arm, ()), level) for arm in ("candidate", "no_draft"))
+    estimate, confidence, further = estimate_speedup(ours, theirs), 1 - 2 * settings.alpha, None
+    interval = estimate.interval(confidence) if estimate else None
+    verdict = threshold_verdict(estimate, limit, alpha=settings.alpha)
+    if verdict is Verdict.INCONCLUSIVE:
+        needed = rounds_needed(ours, theirs, limit, alpha=next_level(settings.alpha, settings))
+        further = max(needed - len(ours), 1) if needed is not None else None
     return RuleResult(
-        rule=f"speed-up at {level} in flight", verdict=verdict, value=value, threshold=limit, detail=detail
+        rule=f"speed-up at {level} in flight",
+        verdict=verdict,
+        value=estimate.value if estimate else speedups(arms).get(level),
+        threshold=limit,
+        detail=_speed_words(ours, theirs, further, interval=interval, confidence=confidence),
+        interval=interval,
+        confidence=confidence if estimate else None,
+        p_values={"fast enough": estimate.p_above(limit), "too slow": estimate.p_below(limit)} if estimate else {},
+        num_further_rounds=further,
     )
 
 
-def _round_ratios(ours: tuple[SpeedPoint, ...], theirs: tuple[SpeedPoint, ...], level: int) -> list[float]:
-    rounds = [point.round_tokens_per_s for arm in (ours, theirs) for point in arm if point.concurrency == level]
-    return [a / b for a, b in zip(*rounds, strict=False) if b > 0] if len(rounds) == 2 else []
+def _rounds(points: Sequence[SpeedPoint], level: int) -> tuple[float, ...]:
+    return next((point.round_tokens_per_s for point in points if point.concurrency == level), ())
+
+
+def _speed_words(
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    further: int | None,
+    *,
+    interval: tuple[float, float] | None,
+    confidence: float,
+) -> str:
+    words = ["tok/s over no draft"]
+    if interval is not None:
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        words.append(f"{100 * confidence:.3g} % interval {interval[0]:.2f}x to {interval[1]:.2f}x")
+        words.append(f"{len(ours)} rounds from {min(ratios):.2f}x to {max(ratios):.2f}x")
+    elif len(ours) == len(theirs) == 1:
+        words.append("one round shows no spread")
+    else:
+        words.append(f"not measured in the same rounds: {len(ours)} of candidate, {len(theirs)} of no_draft")
+    if further is not None:
+        least = "at least" if interval is None else "about"
+        words.append(f"{least} {further:,} more round{'s' if further > 1 else ''} would decide it")
+    return "; ".join(words)
 
 
 def train_served(gap: TrainServedGap | None, settings: GateSettings) -> RuleResult | None:

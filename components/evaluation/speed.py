@@ -2,7 +2,9 @@
 
 One arm at a time gets the machine. Within each concurrency the arms alternate round by round, and every second round
 runs them in reverse (A B, B A, A B, ...), so that a machine that slows down or speeds up over the minutes hits all
-arms alike. Medians over the rounds are reported.
+arms alike. A round sends the same prompts to every arm, and other prompts than the round before: the rounds are the
+units that a speed-up is judged by (`rounds.py`), and eight prompts asked again and again would speak for those eight.
+Medians over the rounds are reported beside the rounds themselves.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def measure_speed(
 ) -> dict[str, tuple[SpeedPoint, ...]]:
     """Measure every arm at every concurrency of the recipe, interleaved; points are in order of concurrency.
 
-    Each round sends the same first `max(speed_requests, concurrency)` prompts, so arms are compared on equal work.
+    Each round sends `max(speed_requests, concurrency)` prompts, the same ones to all arms, so arms are compared on
+    equal work. They are spread over all prompts, so of every slice, and move on by one from round to round.
     The engines must serve nobody else meanwhile. Must not be called from a running event loop.
 
     Raises:
@@ -79,7 +82,7 @@ async def _measure(
 ) -> dict[str, tuple[SpeedPoint, ...]]:
     levels = sorted(set(settings.speed_concurrency))
     plan = [
-        (concurrency, client)
+        (concurrency, client, round_prompts(prompts, max(settings.speed_requests, concurrency), index))
         for concurrency in levels
         for index in range(settings.speed_repeats)
         for client in (clients if index % 2 == 0 else reversed(clients))
@@ -89,8 +92,7 @@ async def _measure(
         for client in clients:
             await stack.enter_async_context(client)
             await client.warm_up(num_requests=max(levels))
-        for num_done, (concurrency, client) in enumerate(plan, start=1):
-            chosen = _cycle(prompts, max(settings.speed_requests, concurrency))
+        for num_done, (concurrency, client, chosen) in enumerate(plan, start=1):
             key = (client.endpoint.arm, concurrency)
             rounds.setdefault(key, []).append(await _round(client, chosen, concurrency))
             if progress is not None:
@@ -101,8 +103,14 @@ async def _measure(
     }
 
 
-def _cycle(prompts: Sequence[Prompt], num_prompts: int) -> list[Prompt]:
-    return [prompts[index % len(prompts)] for index in range(num_prompts)]
+def round_prompts(prompts: Sequence[Prompt], num_requests: int, index: int) -> list[Prompt]:
+    """The prompts of round `index` (from 0): every so many-th of all, from the `index`-th on.
+
+    Prompts are in order of their slices, so a round holds some of every slice; rounds repeat prompts only when all
+    have been asked. Fewer prompts than requests are asked in turn.
+    """
+    stride = max(1, len(prompts) // num_requests)
+    return [prompts[(index + stride * place) % len(prompts)] for place in range(num_requests)]
 
 
 async def _round(client: EngineClient, prompts: Sequence[Prompt], concurrency: int) -> Round:

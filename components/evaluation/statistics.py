@@ -1,4 +1,4 @@
-"""Estimates, intervals and tests of acceptance. Pure: numpy and scipy, no files, no engines.
+"""Estimates of acceptance and the verdicts on several of them. Pure: numpy and scipy, no files, no engines.
 
 **Unit.** Acceptance length is a ratio of sums, sum(accepted + steps) / sum(steps), and tokens of one prompt are alike,
 so the prompt is the unit: whole prompts vary, never steps. The overall figure pools slices whose sizes the recipe
@@ -19,6 +19,21 @@ sample misses. The other end stays; shortened by the same, intervals held the tr
 only: its log leans down by itself. Coverage by simulation, and that of the BCa bootstrap (`bootstrap.py`), which is
 reported beside it and too narrow below 16 prompts: `make bench NAME=evaluation`.
 
+**No spread is no certainty.** What a prompt counts would come out otherwise on another text of its kind, by no less
+than a Poisson count of that size, so prompts that agree to the token agree by chance. Each slice is therefore taken as
+if one prompt more had been seen, off by just that: the squared deviation
+
+    c / C^2,      c: counted per prompt of the slice, 1 at the least;      C: sum(num - origin den) of all prompts
+
+is added to the variance: the relative variance 1 / c of a count c (A. Agresti, "Categorical Data Analysis", 3rd ed.
+2013, section 1.2) at one prompt's share of the whole. Of a length, c is the accepted drafts. Of a pair of arms on one
+text, what both accept says nothing of their difference: a = s + x, b = s + y with Var(a - b) = E(x + y), at least E|a
+- b| (McNemar's test, too, counts discordant pairs only; Psychometrika 12, 1947), so c is the mean |a - b| and C^2 the
+product of both arms' tokens. It is a prior worth one prompt, as in moderated t tests (G. Smyth, Stat. Appl. Genet.
+Mol. Biol. 3, 2004), but one that only ever widens: its degree of freedom is not claimed. Against a real spread it
+vanishes as 1 / n; n equal prompts of c counts have a standard error of 1 / (n sqrt(c)). Where nothing was counted
+there is no log; the tests are those of a Poisson zero (`estimate.py`).
+
 **Several slices.** Three claims, three corrections:
 - "non-inferior on every slice" is an intersection-union test (Berger, Technometrics 24, 1982): each slice at level
   alpha bounds the false pass of the whole at alpha, whichever slice is worse. A correction would only lose power.
@@ -27,83 +42,34 @@ reported beside it and too narrow below 16 prompts: `make bench NAME=evaluation`
 - "better on slice X" is a choice among slices as well: Holm.
 Superiority overall is one claim, tested once, and made only of a drafter that passes everything else.
 
-An inconclusive rule names the prompts it needs (`power.py`). Measuring them and deciding again is a second look; two
-looks at level alpha err in up to 1.7 alpha (Armitage, McPherson & Rowe, JRSS A 132, 1969).
+**Several looks.** An inconclusive rule names the prompts it needs (`power.py`). Measuring them and deciding again is
+another look: each spends its part of the level, so that any number of them errs no more often than one (`looks.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtr, stdtrit
 
 from components.contracts import Verdict
+from components.evaluation.estimate import Array, Estimate, Interval, threshold_verdict
 
-Array = NDArray[np.float64]
-Interval = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its uncertainty on the log scale: value = origin + exp(log_value)."""
-
-    value: float
-    origin: float
-    log_value: float
-    standard_error: float
-    """Of `log_value`."""
-    degrees_of_freedom: float
-    num_prompts: int
-
-    skewness: float = 0.0
-    """Of the estimate's own distribution on the log scale: how much further the end on that side goes."""
-
-    def interval(self, confidence: float = 0.95) -> Interval:
-        """Two-sided Student's t interval, back on the natural scale."""
-        if self.standard_error == 0:
-            return (self.value, self.value)
-        level = (1 + confidence) / 2
-        low = self.log_value - self._reach(level, -self.skewness) * self.standard_error
-        high = self.log_value + self._reach(level, self.skewness) * self.standard_error
-        # Beyond 700 the exponential is more than a float can hold: such an interval has no end.
-        return (self.origin + math.exp(low), self.origin + (math.exp(high) if high < 700 else math.inf))
-
-    def p_above(self, threshold: float) -> float:
-        """One-sided p of "the true value is at most `threshold`": small when it is above."""
-        return self._p(self._distance(threshold), -self.skewness)
-
-    def p_below(self, threshold: float) -> float:
-        """One-sided p of "the true value is at least `threshold`": small when it is below."""
-        return self._p(-self._distance(threshold), self.skewness)
-
-    def _p(self, distance: float, skewness: float) -> float:
-        """One less the level whose end, on the side of `skewness`, lies `distance` standard errors away."""
-        if skewness <= 0 or math.isinf(distance):
-            return float(stdtr(self.degrees_of_freedom, -distance))
-        if distance <= self._reach(0.5, skewness):
-            return max(0.5, float(stdtr(self.degrees_of_freedom, -distance)))
-        low, high = 0.5, 1.0  # by bisection
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self._reach(middle, skewness) < distance else (low, middle)
-        return 1.0 - low
-
-    def _reach(self, level: float, skewness: float) -> float:
-        """Standard errors from the estimate to an end of one-sided level `level`, 0.5 or more, on the skewed side."""
-        reach = float(stdtrit(self.degrees_of_freedom, level))
-        return reach + skewness * (2 * float(ndtri(level)) ** 2 + 1) / 6 if skewness > 0 else reach
-
-    def _distance(self, threshold: float) -> float:
-        """From the threshold, in standard errors; without any spread the sign alone decides, and a tie counts above."""
-        if self.standard_error == 0:
-            return math.inf if self.value >= threshold else -math.inf
-        if threshold <= self.origin:
-            return math.inf
-        return (self.log_value - math.log(threshold - self.origin)) / self.standard_error
+__all__ = [
+    "Array",
+    "Estimate",
+    "Interval",
+    "estimate_ratio",
+    "estimate_relative_difference",
+    "holm",
+    "non_inferiority_verdicts",
+    "ratio_of_sums",
+    "relative_difference",
+    "threshold_verdict",
+]
 
 
 def ratio_of_sums(numerators: Array, denominators: Array) -> float:
@@ -126,26 +92,41 @@ def estimate_ratio(
     Args:
         numerators: [P] per prompt.
         denominators: [P] per prompt, not negative; prompts at zero do not count.
-        origin: what the ratio cannot fall below.
+        origin: what the ratio cannot fall below; what is above it was counted (accepted drafts).
         strata: [P] slice of each prompt; None: all of one.
 
     Returns:
-        None when fewer than two prompts count: nothing can be said. A ratio at its origin has no spread.
+        None when fewer than two prompts count: nothing can be said.
     """
     num, den = np.asarray(numerators, float), np.asarray(denominators, float)
     used = den > 0
-    if np.count_nonzero(used) < 2:
+    num_prompts = int(np.count_nonzero(used))
+    if num_prompts < 2:
         return None
     value = ratio_of_sums(num, den)
     if value <= origin:
-        return Estimate(value, origin, -math.inf, 0.0, float(np.count_nonzero(used) - 1), int(np.count_nonzero(used)))
-    estimate = _estimate(value, origin, _deviations(num, den, origin)[used], _chosen(strata, used))
+        return Estimate(value, origin, -math.inf, 0.0, float(num_prompts - 1), num_prompts, num_trials=float(den.sum()))
+    counted = num - origin * den
+    estimate = _estimate(
+        value,
+        origin,
+        deviations=_deviations(num, den, origin)[used],
+        noise=(counted / counted.sum() ** 2)[used],
+        one_count=1 / float(counted.sum()) ** 2,
+        strata=_chosen(strata, used),
+    )
     # The log took the skewness of easy prompts away, and more than that where there is none: never back on its side.
     return replace(estimate, skewness=max(0.0, estimate.skewness))
 
 
 def estimate_relative_difference(
-    num_a: Array, den_a: Array, num_b: Array, den_b: Array, *, strata: Sequence[str] | None = None
+    num_a: Array,
+    den_a: Array,
+    num_b: Array,
+    den_b: Array,
+    *,
+    origin: float = 1.0,
+    strata: Sequence[str] | None = None,
 ) -> Estimate | None:
     """`relative_difference` of two arms over the same prompts, a prompt's figures of both arms varying together.
 
@@ -154,6 +135,7 @@ def estimate_relative_difference(
         den_a: see num_a.
         num_b: see num_a.
         den_b: see num_a.
+        origin: of either arm's ratio, as in `estimate_ratio`: 1 for acceptance lengths, 0 for shares.
         strata: [P] slice of each prompt; None: all of one.
 
     Returns:
@@ -166,17 +148,16 @@ def estimate_relative_difference(
     if not math.isfinite(value) or value <= -1:
         return None
     used = (b > 0) | (d > 0)
-    deviations = (_deviations(a, b, 0.0) - _deviations(c, d, 0.0))[used]
-    return _estimate(value, -1.0, deviations, _chosen(strata, used))
-
-
-def threshold_verdict(estimate: Estimate | None, threshold: float, *, alpha: float) -> Verdict:
-    """Pass when the value is shown to be at or above `threshold`, fail when below, each one-sided at level `alpha`."""
-    if estimate is None or not math.isfinite(estimate.value):
-        return Verdict.INCONCLUSIVE
-    if estimate.p_above(threshold) <= alpha:
-        return Verdict.PASS
-    return Verdict.FAIL if estimate.p_below(threshold) <= alpha else Verdict.INCONCLUSIVE
+    one_count = 1 / float(a.sum() * c.sum())  # on the scale of the deviations, which are of whole ratios
+    noise = np.abs((a - origin * b) - (c - origin * d)) * one_count
+    return _estimate(
+        value,
+        -1.0,
+        deviations=(_deviations(a, b, 0.0) - _deviations(c, d, 0.0))[used],
+        noise=noise[used],
+        one_count=one_count,
+        strata=_chosen(strata, used),
+    )
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -219,16 +200,30 @@ def _deviations(num: Array, den: Array, origin: float) -> Array:
     return np.asarray((num - ratio * den) / rest / (ratio - origin))
 
 
-def _estimate(value: float, origin: float, deviations: Array, strata: Sequence[str]) -> Estimate:
+def _estimate(
+    value: float, origin: float, *, deviations: Array, noise: Array, one_count: float, strata: Sequence[str]
+) -> Estimate:
+    """Variance, degrees of freedom and skewness of [P] log deviations; see the module's docstring.
+
+    Args:
+        value, origin: of the estimate.
+        deviations: [P] change of the log by each prompt.
+        noise: [P] variance of that change by the counting noise of the prompt's own figures.
+        one_count: variance by a single count, which that of a further prompt does not fall below.
+        strata: [P] slice of each prompt.
+    """
     num_prompts = len(deviations)
-    variance, spread_of_variance, degrees = 0.0, 0.0, 0
-    groups = [deviations[members] - deviations[members].mean() for members in _groups(strata)]
-    for centred in groups:
-        size, squares = len(centred), float(np.sum(centred**2))
+    observed, added, spread_of_variance, degrees = 0.0, 0.0, 0.0, 0
+    groups = _groups(strata)
+    centred = [deviations[members] - deviations[members].mean() for members in groups]
+    for members, group in zip(groups, centred, strict=True):
+        size, squares = len(group), float(np.sum(group**2))
         part = squares * size / (size - 1) * ((num_prompts - 1) / num_prompts) ** 2
-        variance += part
-        spread_of_variance += part**2 * (max(0.0, _excess_kurtosis(centred)) / size + 2 / (size - 1))
+        observed += part
+        added += max(float(np.mean(noise[members])), one_count)
+        spread_of_variance += part**2 * (max(0.0, _excess_kurtosis(group)) / size + 2 / (size - 1))
         degrees += size - 1
+    variance = observed + added
     effective = min(float(degrees), 2 * variance**2 / spread_of_variance) if spread_of_variance else float(degrees)
     return Estimate(
         value,
@@ -237,7 +232,8 @@ def _estimate(value: float, origin: float, deviations: Array, strata: Sequence[s
         math.sqrt(variance),
         effective,
         num_prompts,
-        _skewness(np.concatenate(groups), degrees),
+        # The noise leans to neither side, so it takes its share of the spread from what leans.
+        _skewness(np.concatenate(centred), degrees) * (observed / variance) ** 1.5,
     )
 
 

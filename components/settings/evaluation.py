@@ -44,8 +44,18 @@ class EvaluationSettings(Settings):
     )
     acceptance_concurrency: int = Field(default=4, ge=1, description="requests in flight while acceptance is measured")
     speed_concurrency: tuple[int, ...] = (1, 4, 8)
-    speed_requests: int = Field(default=8, ge=1, description="requests per arm and concurrency")
-    speed_repeats: int = Field(default=3, ge=1, description="interleaved rounds; medians are reported")
+    speed_requests: int = Field(
+        default=4,
+        ge=1,
+        description="Requests per arm and round, each round other prompts; a round with more in flight sends as many as"
+        " those.",
+    )
+    speed_repeats: int = Field(
+        default=6,
+        ge=1,
+        description="Interleaved rounds at each concurrency. They are the units of gate.min_speedup: one round decides"
+        " nothing, and many small ones decide more than a few large ones. Medians are shown.",
+    )
     draft_lengths: tuple[int, ...] = Field(
         default=(),
         description="numbers of draft tokens below the drafter's own to measure too, each on one more engine:"

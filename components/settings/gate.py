@@ -8,7 +8,10 @@ from components.settings.base import Settings
 
 
 class GateSettings(Settings):
-    """Rules a candidate must pass. Levels are one-sided; what they bound is in evaluation/statistics.py."""
+    """Rules a candidate must pass. Levels are one-sided; what they bound is in evaluation/statistics.py.
+
+    They hold over all looks at a candidate together: each spends its part (evaluation/looks.py).
+    """
 
     min_acceptance_length: float = Field(default=1.2, ge=1)
     min_sampled_acceptance_length: float | None = Field(
@@ -21,11 +24,21 @@ class GateSettings(Settings):
         default=0.005,
         gt=0,
         lt=0.5,
-        description="level of each slice's test: a drafter worse by the margin there passes about as often, up to twice"
-        " as often where prompts are heavy-tailed",
+        description="Level of each slice's test over all looks together: a drafter worse by the margin there passes at"
+        " most about as often, up to twice as often where prompts are heavy-tailed.",
     )
-    alpha: float = Field(default=0.025, gt=0, lt=0.5, description="level of every other claim, fails included")
-    min_prompts_per_slice: int = Field(default=4, ge=2, description="a slice with fewer is never a pass")
+    alpha: float = Field(
+        default=0.025,
+        gt=0,
+        lt=0.5,
+        description="Level of every other claim over all looks together, fails and the speed-up included.",
+    )
+    min_prompts_per_slice: int = Field(
+        default=8,
+        ge=2,
+        description="A slice with fewer prompts that had a draft is never a pass, nor is a rule over all slices"
+        " together with fewer in all.",
+    )
     require_superiority: bool = Field(default=False, description="over all slices against the champion, to pass")
     max_further_prompts: int = Field(default=500, ge=0, description="budget for deciding an inconclusive rule")
     min_position_acceptance: float = Field(
@@ -36,7 +49,12 @@ class GateSettings(Settings):
     )
     min_draft_coverage: float = Field(default=0.9, ge=0, le=1)
     serving_concurrency: int = Field(default=1, ge=1, description="requests in flight that min_speedup is about")
-    min_speedup: float | None = Field(default=None, gt=0, description="tok/s over no draft at serving_concurrency")
+    min_speedup: float | None = Field(
+        default=1.0,
+        gt=0,
+        description="Least tok/s over no draft at serving_concurrency, shown over interleaved rounds at level alpha."
+        " At 1, a drafter that is slower than none is no pass; None: speed is told and no rule.",
+    )
     max_train_served_gap: float | None = Field(
         default=None,
         ge=0,

@@ -58,11 +58,13 @@ def measurement() -> Callable[..., PromptMeasurement]:
     return _measurement
 
 
-def _speed(rates: Mapping[int, float]) -> tuple[SpeedPoint, ...]:
+def _speed(rates: Mapping[int, float], *, rounds: Sequence[float] = (0.99, 1.0, 1.01, 1.0)) -> tuple[SpeedPoint, ...]:
+    """Points at these tok/s by load; `rounds` are factors of each round's."""
     return tuple(
         SpeedPoint(
             concurrency=level, num_requests=8, output_tokens_per_s=rate,
             ttft_p50_ms=10, ttft_p99_ms=20, itl_p50_ms=5, itl_p99_ms=9,
+            round_tokens_per_s=tuple(rate * factor for factor in rounds),
         )
         for level, rate in rates.items()
     )  # fmt: skip

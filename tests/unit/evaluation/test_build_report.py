@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,10 +40,13 @@ def test_perfect_and_useless_drafts(measurement: Callable[..., PromptMeasurement
     perfect = build([measured("candidate", [measurement(f"a/{n}", histogram=(0, 0, 5)) for n in range(3)], k=2)])
     assert perfect.arms["candidate"].acceptance_length == 3.0
     assert perfect.arms["candidate"].acceptance_by_position == (1.0, 1.0)
-    assert perfect.arms["candidate"].acceptance_interval == (3.0, 3.0)
+    interval = perfect.arms["candidate"].acceptance_interval
+    assert interval is not None and interval[0] < interval[1] == 3.0  # three prompts that agree are no certainty
     assert perfect.arms["candidate"].draft_coverage == 15 / 16
     useless = build([measured("candidate", [measurement(f"a/{n}", histogram=(5, 0, 0)) for n in range(3)], k=2)])
     assert useless.arms["candidate"].acceptance_length == 1.0
+    # None of 15 steps accepted a draft: a Poisson mean of 3.69 in all gives that in 2.5 % of cases.
+    assert useless.arms["candidate"].acceptance_interval == pytest.approx((1.0, 1 - math.log(0.025) / 15))
     assert useless.arms["candidate"].acceptance_by_position == (0.0, 0.0)
 
 

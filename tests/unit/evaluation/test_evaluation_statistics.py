@@ -32,18 +32,74 @@ def test_ratio_of_sums_weighs_prompts_by_their_steps() -> None:
     assert math.isnan(ratio_of_sums(np.zeros(2), np.zeros(2)))
 
 
-def test_a_perfect_drafter_has_an_interval_of_no_width() -> None:
+def test_prompts_that_agree_are_no_certainty() -> None:
+    """n prompts of c accepted drafts each: one more is off by sqrt(c), so the standard error is 1 / (n sqrt(c))."""
+    for num in (4, 16):
+        steps = np.full(num, 20.0)
+        estimate = estimate_ratio(steps * 1.7, steps, origin=1.0)
+        assert estimate is not None and estimate.standard_error == pytest.approx(1 / (num * math.sqrt(14)))
+        assert estimate.degrees_of_freedom == num - 1
+        reach = stats.t.ppf(0.975, num - 1) / (num * math.sqrt(14))
+        assert estimate.interval() == pytest.approx((1 + 0.7 * math.exp(-reach), 1 + 0.7 * math.exp(reach)))
+        assert bootstrap_ratio(steps * 1.7, steps, num_samples=200, seed=0) is None
+
+
+def test_a_perfect_drafter_has_an_interval_of_some_width() -> None:
     steps = np.array([10.0, 20.0, 5.0])
     estimate = estimate_ratio(steps * 5, steps, origin=1.0)
-    assert estimate is not None and estimate.interval() == (5.0, 5.0)
-    assert bootstrap_ratio(steps * 5, steps, num_samples=200, seed=0) == (5.0, 5.0)
+    # 140 drafts, 46.7 a prompt.
+    assert estimate is not None and estimate.standard_error == pytest.approx(math.sqrt(140 / 3) / 140)
+    assert estimate.value == 5.0 and estimate.interval()[0] < 4.5
+    assert bootstrap_ratio(steps * 5, steps, num_samples=200, seed=0) is None
 
 
-def test_a_useless_drafter_stays_at_its_origin() -> None:
+def test_a_useless_drafter_is_judged_as_a_count_of_zero() -> None:
+    """None of 35 steps accepted a draft: at 0.2 per step that has a chance of exp(-7)."""
     steps = np.array([10.0, 20.0, 5.0])
     estimate = estimate_ratio(steps, steps, origin=1.0)
-    assert estimate is not None and estimate.interval() == (1.0, 1.0)
+    assert estimate is not None and estimate.value == 1.0
+    assert estimate.p_below(1.2) == pytest.approx(math.exp(-7))
+    assert estimate.interval() == pytest.approx((1.0, 1 - math.log(0.025) / 35))
+    assert estimate.p_below(estimate.interval()[1]) == pytest.approx(0.025)
     assert threshold_verdict(estimate, 1.2, alpha=0.025) is Verdict.FAIL
+    assert threshold_verdict(estimate, 1.05, alpha=0.025) is Verdict.INCONCLUSIVE
+    # exp(-0.05 * 35 * N / 3) <= 0.025 from N = 6.3 on.
+    assert prompts_needed(estimate, 1.05, alpha=0.025) == 7
+
+
+def test_each_slice_is_taken_as_if_one_prompt_more_had_been_seen() -> None:
+    """Two slices that agree within themselves: (14 + 7) / C^2 with C = 4 * 14 + 4 * 7."""
+    steps, accepted = np.full(8, 20.0), np.array([14.0] * 4 + [7.0] * 4)
+    estimate = estimate_ratio(steps + accepted, steps, origin=1.0, strata=list("aaaabbbb"))
+    assert estimate is not None and estimate.standard_error == pytest.approx(math.sqrt(21) / 84)
+
+
+def test_what_both_arms_accept_says_nothing_of_their_difference() -> None:
+    """Identical arms differ by one draft of a further prompt at the least: standard error 1 / tokens."""
+    steps, tokens = np.full(8, 20.0), np.full(8, 34.0)
+    same = estimate_relative_difference(tokens, steps, tokens, steps)
+    assert same is not None and same.value == 0 and same.standard_error == pytest.approx(1 / (8 * 34))
+    assert same.p_above(0.0) == pytest.approx(0.5)
+    # Each prompt two drafts more: |a - b| is 2, on the scale of 36 and 34 tokens each.
+    more = estimate_relative_difference(tokens + 2, steps, tokens, steps)
+    assert more is not None and more.standard_error == pytest.approx(math.sqrt(2 / (8 * 36 * 8 * 34)))
+
+
+def test_counting_noise_vanishes_against_a_real_spread() -> None:
+    generator = np.random.default_rng(9)
+    for num, most in ((8, 1.2), (64, 1.02)):
+        steps = np.full(num, 40.0)
+        accepted = 20 + 10 * (np.arange(num) % 2) + generator.integers(-3, 4, num)
+        estimate = estimate_ratio(steps + accepted, steps, origin=1.0)
+        assert estimate is not None
+        assert 1 < estimate.standard_error / (stats.sem(accepted) / accepted.mean()) < most
+
+
+def test_no_estimate_is_without_doubt() -> None:
+    with pytest.raises(ValueError, match="no measurement is certain"):
+        Estimate(1.5, 1.0, math.log(0.5), 0.0, 5.0, 6)
+    with pytest.raises(ValueError, match="trials"):
+        Estimate(1.0, 1.0, -math.inf, 0.0, 5.0, 6)
 
 
 @pytest.mark.parametrize("steps", [[], [8.0], [8.0, 0.0]])
@@ -61,12 +117,16 @@ def test_equal_prompts_give_students_t_of_the_mean() -> None:
     steps = np.full(12, 10.0)
     estimate = estimate_ratio(steps * (1 + gains), steps, origin=1.0)
     assert estimate is not None
-    assert estimate.standard_error == pytest.approx(stats.sem(gains) / gains.mean(), rel=1e-9)
+    counted = 10 * gains
+    noise = counted.mean() / counted.sum() ** 2  # one further prompt's
+    sampled = (stats.sem(gains) / gains.mean()) ** 2
+    assert estimate.standard_error == pytest.approx(math.sqrt(sampled + noise), rel=1e-9)
     assert 9 < estimate.degrees_of_freedom <= 11
     reach = stats.t.ppf(0.975, estimate.degrees_of_freedom) * estimate.standard_error
     assert estimate.interval()[0] == pytest.approx(1 + gains.mean() * math.exp(-reach))
     damped = min(1.0, 1 + stats.kurtosis(gains) / 2)
     skewness = max(0.0, stats.skew(gains, bias=False)) / math.sqrt(12) * damped
+    skewness *= (sampled / (sampled + noise)) ** 1.5
     further = skewness * (2 * 1.959964**2 + 1) / 6 * estimate.standard_error
     assert estimate.interval()[1] == pytest.approx(1 + gains.mean() * math.exp(reach + further))
 
@@ -156,16 +216,18 @@ def test_bootstrap_is_reproducible_and_as_wide_as_the_jackknife() -> None:
 
 
 def test_pairing_takes_out_the_difficulty_of_prompts() -> None:
-    """The same relative loss on every prompt: the paired interval is a point, whatever the prompts' spread."""
+    """The same relative loss on every prompt: what is left is counting noise, whatever the prompts' spread."""
     generator = np.random.default_rng(5)
     steps = generator.integers(10, 50, 30).astype(float)
     champion = steps * generator.uniform(1.1, 4.0, 30)
     arms = (champion * 0.9, steps, champion, steps)
     estimate = estimate_relative_difference(*arms)
     assert estimate is not None
-    assert estimate.interval() == pytest.approx((-0.1, -0.1))
+    apart = 0.1 * champion
+    assert estimate.standard_error == pytest.approx(math.sqrt(apart.mean() / (0.9 * champion.sum() ** 2)))
+    assert estimate.interval() == pytest.approx((-0.1, -0.1), abs=0.005)
     assert relative_difference(*arms) == pytest.approx(-0.1)
-    assert bootstrap_relative_difference(*arms, num_samples=500, seed=0) == pytest.approx((-0.1, -0.1))
+    assert bootstrap_relative_difference(*arms, num_samples=500, seed=0) is None
 
 
 def test_paired_difference_ignores_which_arm_comes_first() -> None:
@@ -246,4 +308,4 @@ def test_the_number_of_prompts_named_decides_as_often_as_promised() -> None:
 def test_no_number_of_prompts_where_none_would_do() -> None:
     assert prompts_needed(None, 0.0, alpha=0.025) is None
     assert prompts_needed(estimate_at(0.0, 0.1), 0.0, alpha=0.025) is None
-    assert prompts_needed(estimate_at(0.5, 0.0), 0.0, alpha=0.025) == 20
+    assert prompts_needed(estimate_at(0.5, 1e-6), 0.0, alpha=0.025) == 20

@@ -13,7 +13,7 @@ from components.errors import EvaluationError
 from components.evaluation.decide import decide, overall_verdict
 from components.settings import GateSettings
 
-SETTINGS = GateSettings(min_acceptance_length=1.2)
+SETTINGS = GateSettings(min_acceptance_length=1.2, min_speedup=None)
 GOOD = (10, 6, 4)  # acceptance length 1.7, first position 0.5
 
 
@@ -26,6 +26,21 @@ def prompts(measurement: Callable[..., PromptMeasurement]) -> Callable[..., list
             measurement(f"{slice_name}/{n}", slice_name=slice_name, histogram=histogram if n % 2 else more)
             for n in range(num)
         ]
+
+    return make
+
+
+@pytest.fixture
+def served(report: Any, arm: Any, prompts: Any) -> Callable[..., AcceptanceReport]:
+    """A report of these prompts of the candidate, half again as fast as no draft, as the demo's recipe asks for."""
+
+    def make(candidate: Any = None, *others: Any, **told: Any) -> AcceptanceReport:
+        answered = prompts() if candidate is None else candidate
+        arms = (
+            arm("candidate", answered, num_draft_tokens=2, rates={1: 60.0}),
+            arm("no_draft", answered, rates={1: 40.0}),
+        )
+        return report(*arms, *others, **told)
 
     return make
 
@@ -49,11 +64,11 @@ def test_a_good_candidate_passes(report: Any, arm: Any, prompts: Any) -> None:
     assert decision.champion_digest is None
 
 
-@pytest.mark.parametrize(("limit", "verdict"), [(1.1, "pass"), (1.65, "inconclusive"), (1.9, "fail")])
+@pytest.mark.parametrize(("limit", "verdict"), [(1.1, "pass"), (1.65, "inconclusive"), (2.1, "fail")])
 def test_acceptance_length_against_its_interval(
     limit: float, verdict: str, report: Any, arm: Any, prompts: Any
 ) -> None:
-    settings = GateSettings(min_acceptance_length=limit)
+    settings = GateSettings(min_acceptance_length=limit, min_speedup=None)
     decision = decide(report(arm("candidate", prompts(), num_draft_tokens=2)), settings=settings)
     assert rules(decision)["acceptance length"] == decision.verdict == verdict
 
@@ -122,6 +137,15 @@ def test_speed_up_at_one(rates: dict[int, float], verdict: str, report: Any, arm
     settings = GateSettings(min_acceptance_length=1.2, min_speedup=1.1)
     decision = decide(report(arm("candidate", prompts(), num_draft_tokens=2, rates=rates), plain), settings=settings)
     assert rules(decision)["speed-up at 1 in flight"] == decision.verdict == verdict
+
+
+def test_a_drafter_slower_than_none_is_no_pass_unless_the_recipe_says_so(report: Any, arm: Any, prompts: Any) -> None:
+    plain = arm("no_draft", prompts(), rates={1: 40.0})
+    slow = report(arm("candidate", prompts(), num_draft_tokens=2, rates={1: 38.0}), plain)
+    assert decide(slow, settings=GateSettings(min_acceptance_length=1.2)).verdict is Verdict.FAIL
+    assert decide(slow, settings=SETTINGS).verdict is Verdict.PASS
+    unmeasured = report(arm("candidate", prompts(), num_draft_tokens=2))
+    assert decide(unmeasured, settings=GateSettings(min_acceptance_length=1.2)).verdict is Verdict.INCONCLUSIVE
 
 
 def test_nan_fails(report: Any, arm: Any, prompts: Any) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from components.contracts import GateDecision, RuleResult, TemperatureReport, TrainServedGap, Verdict
 from components.evaluation.decide import decide
+from components.evaluation.looks import at_look
 from components.settings import GateSettings
 
 K4 = (40, 20, 12, 8, 20)
@@ -42,11 +45,15 @@ def test_a_later_position_that_collapsed_fails(report: Any, arm: Any, prompts: A
     )
     assert told.verdict is Verdict.FAIL
     assert "position 3 is below the floor" in told.detail and "position 2" not in told.detail
-    assert told.value == pytest.approx(0.0)  # position 4: none of the few that got there
+    # Value and interval are the first position's: 61 of 101 steps and a few more accepted it.
+    assert told.value == pytest.approx(12 * 61 / sum(101 + 3 * (n % 3) for n in range(12)))
+    assert told.interval is not None and told.interval[0] < told.value < told.interval[1]
+    assert told.threshold == settings.min_position_acceptance
+    assert told.p_values["first position reaches the floor"] < 0.001
 
 
 def test_a_position_with_few_drafts_is_not_called_collapsed(report: Any, arm: Any, prompts: Any) -> None:
-    few = prompts((60, 40, 2, 0, 0), num=4)  # eight drafts reach position 3, none is accepted
+    few = prompts((60, 40, 2, 0, 0), num=8)  # 16 drafts reach position 3, none is accepted: exp(-1.6) at a floor of 0.1
     told = rule(
         decide(report(arm("candidate", few, num_draft_tokens=4)), settings=GateSettings(min_acceptance_length=1)),
         "position collapse",
@@ -88,7 +95,7 @@ def test_superiority_is_told_and_counts_where_required(
     histogram: Any, required: bool, verdict: Any, superior: bool, report: Any, arm: Any, prompts: Any
 ) -> None:
     arms = (arm("candidate", prompts(histogram), num_draft_tokens=4), arm("champion", prompts(), num_draft_tokens=4))
-    decision = decide(report(*arms), settings=GateSettings(require_superiority=required))
+    decision = decide(report(*arms), settings=GateSettings(min_speedup=None, require_superiority=required))
     assert decision.superior is superior
     assert decision.verdict is verdict
     assert rule(decision, "superior overall").binding is required
@@ -122,8 +129,8 @@ def test_a_short_slice_is_no_pass_however_good(report: Any, arm: Any, prompts: A
     both = prompts() + prompts(num=3, slice_name="b")
     arms = (arm("candidate", both, num_draft_tokens=4), arm("champion", both, num_draft_tokens=4))
     told = rule(decide(report(*arms), settings=GateSettings()), "non-inferior on b")
-    assert told.verdict is Verdict.INCONCLUSIVE and "fewer than 4 prompts" in told.detail
-    assert told.num_further_prompts == 1
+    assert told.verdict is Verdict.INCONCLUSIVE and "fewer than 8 prompts" in told.detail
+    assert told.num_further_prompts == 5
 
 
 def test_next_to_nothing_accepted_is_a_fail_and_not_a_matter_of_more_prompts(
@@ -139,24 +146,116 @@ def test_next_to_nothing_accepted_is_a_fail_and_not_a_matter_of_more_prompts(
     assert rule(alone, "acceptance length").verdict is Verdict.INCONCLUSIVE
 
 
+@pytest.fixture
+def with_rounds(report: Any, arm: Any, prompts: Any) -> Any:
+    """A report whose candidate and no_draft had these tok/s in the rounds at 4 in flight."""
+
+    def make(ours: tuple[float, ...], theirs: tuple[float, ...]) -> Any:
+        arms = []
+        for name, rates, k in (("candidate", ours, 4), ("no_draft", theirs, 0)):
+            one = arm(name, prompts(), num_draft_tokens=k, rates={1: 1.0, 4: 50.0 if k else 40.0})
+            points = [point.model_copy(update={"round_tokens_per_s": rates}) for point in one.speed]
+            arms.append(one.model_copy(update={"speed": tuple(points)}))
+        return report(*arms)
+
+    return make
+
+
+SPEED = GateSettings(min_speedup=1.2, serving_concurrency=4)
+
+
 @pytest.mark.parametrize(
-    ("rounds", "verdict"),
+    ("ours", "theirs", "verdict"),
     [
-        (((60, 62), (40, 41)), Verdict.PASS),
-        (((42, 43), (40, 41)), Verdict.FAIL),
-        (((60, 42), (40, 41)), Verdict.INCONCLUSIVE),
+        ((60, 62, 58, 60), (40, 41, 40, 39), Verdict.PASS),
+        ((42, 43, 41, 43), (40, 41, 40, 40), Verdict.FAIL),
+        ((60, 42), (40, 41), Verdict.INCONCLUSIVE),
+        ((50, 51.5), (40, 41), Verdict.INCONCLUSIVE),  # two rounds that agree: t(1) reaches far
+        ((80,), (40,), Verdict.INCONCLUSIVE),
+        ((), (), Verdict.INCONCLUSIVE),
+        ((80, 80, 80), (40, 40), Verdict.INCONCLUSIVE),
+        ((80, 80, float("nan")), (40, 40, 40), Verdict.INCONCLUSIVE),
     ],
 )
-def test_rounds_on_both_sides_of_the_limit_are_no_verdict(
-    rounds: Any, verdict: Verdict, report: Any, arm: Any, prompts: Any
+def test_speed_up_is_judged_by_the_interval_over_rounds(
+    ours: Any, theirs: Any, verdict: Verdict, with_rounds: Any
 ) -> None:
-    arms = []
-    for name, rates, k in (("candidate", rounds[0], 4), ("no_draft", rounds[1], 0)):
-        one = arm(name, prompts(), num_draft_tokens=k, rates={1: 1.0, 4: sum(rates) / 2})
-        points = [point.model_copy(update={"round_tokens_per_s": rates}) for point in one.speed]
-        arms.append(one.model_copy(update={"speed": tuple(points)}))
-    settings = GateSettings(min_speedup=1.2, serving_concurrency=4)
-    assert rule(decide(report(*arms), settings=settings), "speed-up at 4 in flight").verdict is verdict
+    told = rule(decide(with_rounds(ours, theirs), settings=SPEED), "speed-up at 4 in flight")
+    assert told.verdict is verdict
+    if told.interval is not None:
+        assert told.value is not None and told.interval[0] < told.value < told.interval[1]
+        assert (told.interval[0] >= 1.2) == (verdict is Verdict.PASS)
+        assert (told.interval[1] < 1.2) == (verdict is Verdict.FAIL)
+
+
+def test_value_and_interval_of_a_speed_up_are_of_the_rounds(with_rounds: Any) -> None:
+    """Two rounds of log ratios a and b: mean (a + b) / 2, half-width t(1, 0.975) |a - b| / 2."""
+    a, b = math.log(60 / 40), math.log(50 / 41)
+    told = rule(decide(with_rounds((60, 50), (40, 41)), settings=SPEED), "speed-up at 4 in flight")
+    half = stats.t.ppf(0.975, 1) * (a - b) / 2
+    assert told.value == pytest.approx(math.exp((a + b) / 2))
+    assert told.interval == pytest.approx((math.exp((a + b) / 2 - half), math.exp((a + b) / 2 + half)))
+    assert told.num_further_rounds is not None and f"about {told.num_further_rounds} more round" in told.detail
+    assert told.num_further_prompts is None
+
+
+def test_one_round_says_how_many_are_needed_at_least(with_rounds: Any) -> None:
+    told = rule(decide(with_rounds((60,), (40,)), settings=SPEED), "speed-up at 4 in flight")
+    assert told.value == pytest.approx(1.25) and told.interval is None  # of the medians, 50 and 40
+    assert told.num_further_rounds is not None and told.num_further_rounds >= 1
+    assert f"one round shows no spread; at least {told.num_further_rounds} more" in told.detail
+
+
+def test_rounds_are_planned_for_the_level_of_the_next_look(with_rounds: Any) -> None:
+    about = with_rounds((60, 50, 52), (40, 41, 40))
+    plain = rule(decide(about, settings=SPEED), "speed-up at 4 in flight").num_further_rounds
+    spent = rule(decide(about, settings=at_look(SPEED, 3)), "speed-up at 4 in flight").num_further_rounds
+    assert plain is not None and spent is not None and spent > plain
+
+
+def test_a_round_that_is_not_a_number_fails(with_rounds: Any) -> None:
+    told = decide(with_rounds((60, float("nan")), (40, 41)), settings=SPEED).rules[0]
+    assert told.verdict is Verdict.FAIL and "candidate.tok/s at 4, round 2" in told.detail
+
+
+def test_four_equal_prompts_do_not_pass_what_they_are_just_above(report: Any, arm: Any, measurement: Any) -> None:
+    """Acceptance length 1.7 each, limit 1.6: no width once, and so a pass."""
+    equal = [measurement(f"a/{n}", histogram=(10, 6, 4)) for n in range(4)]
+    settings = GateSettings(min_acceptance_length=1.6, min_prompts_per_slice=4)
+    told = rule(decide(report(arm("candidate", equal, num_draft_tokens=2)), settings=settings), "acceptance length")
+    assert told.verdict is Verdict.INCONCLUSIVE
+    # Log of 0.7 with standard error 1 / (4 sqrt(14)), three degrees of freedom.
+    reach = stats.t.ppf(0.975, 3) / (4 * math.sqrt(14))
+    assert told.interval == pytest.approx((1 + 0.7 * math.exp(-reach), 1 + 0.7 * math.exp(reach)))
+    assert told.bootstrap_interval is None
+
+
+def test_identical_arms_are_non_inferior_and_not_superior(report: Any, arm: Any, prompts: Any) -> None:
+    arms = (arm("candidate", prompts(), num_draft_tokens=4), arm("champion", prompts(), num_draft_tokens=4))
+    decision = decide(report(*arms), settings=GateSettings(require_superiority=True))
+    assert rule(decision, "non-inferior on a").verdict is Verdict.PASS
+    told = rule(decision, "superior overall")
+    assert told.verdict is Verdict.INCONCLUSIVE and told.p_values["superior"] == pytest.approx(0.5)
+    assert told.value == 0 and told.interval is not None and told.interval[0] < 0 < told.interval[1]
+
+
+def test_prompts_without_a_step_do_not_count_as_prompts(report: Any, arm: Any, prompts: Any, measurement: Any) -> None:
+    empty = [measurement(f"b/{n:02}", histogram=(0, 0, 0, 0, 0), num_output_tokens=1) for n in range(6)]
+    told = rule(
+        decide(report(arm("candidate", prompts(num=3) + empty, num_draft_tokens=4)), settings=GateSettings()),
+        "acceptance length",
+    )
+    assert told.verdict is Verdict.INCONCLUSIVE and told.num_prompts == 3
+
+
+def test_a_fail_shows_the_interval_it_rests_on(report: Any, arm: Any, prompts: Any) -> None:
+    arms = (
+        arm("candidate", prompts((60, 20, 12, 8, 20)), num_draft_tokens=4),
+        arm("champion", prompts(), num_draft_tokens=4),
+    )
+    told = rule(decide(report(*arms), settings=GateSettings()), "non-inferior on a")
+    assert told.verdict is Verdict.FAIL and told.confidence == pytest.approx(0.95)
+    assert told.interval is not None and told.interval[1] < -0.05
 
 
 @pytest.mark.parametrize(
@@ -196,7 +295,7 @@ def test_memory(ours: Any, plain: Any, verdict: Verdict, report: Any, arm: Any, 
 def test_further_temperatures_have_rules_of_their_own(report: Any, arm: Any, prompts: Any) -> None:
     arms = {name: arm(name, prompts(), num_draft_tokens=4) for name in ("candidate", "champion")}
     poor = {**arms, "candidate": arm("candidate", prompts((90, 9, 0, 0, 0)), num_draft_tokens=4)}
-    settings = GateSettings(min_sampled_acceptance_length=1.2)
+    settings = GateSettings(min_sampled_acceptance_length=1.2, min_speedup=None)
 
     def decided(sampled: Any) -> GateDecision:
         further = (TemperatureReport(temperature=1.0, arms=sampled),)
@@ -207,6 +306,11 @@ def test_further_temperatures_have_rules_of_their_own(report: Any, arm: Any, pro
     told = decided(poor)
     assert rule(told, "acceptance length at temperature 1").verdict is Verdict.FAIL
     assert rule(told, "non-inferior at temperature 1").verdict is Verdict.FAIL
+    # Two sampled prompts were "non-inferior" once: they agreed, and no spread was no doubt.
+    few = {name: arm(name, prompts(num=2), num_draft_tokens=4) for name in arms}
+    for name in ("non-inferior at temperature 1", "acceptance length at temperature 1"):
+        undecided = rule(decided(few), name)
+        assert undecided.verdict is Verdict.INCONCLUSIVE and "fewer than 8 prompts" in undecided.detail
 
 
 def test_nan_at_a_further_temperature_fails(report: Any, arm: Any, prompts: Any) -> None:

@@ -17,6 +17,7 @@ from components.evaluation.speed import (
     Round,
     inter_token_latencies_ms,
     measure_speed,
+    round_prompts,
     speed_point,
     speedups,
 )
@@ -54,6 +55,31 @@ def test_arms_alternate_and_turn_round(engine: Any) -> None:
     assert [point.concurrency for point in speed["b"]] == [1, 2]
     assert [point.num_requests for point in speed["b"]] == [2, 4]
     assert all(point.output_tokens_per_s > 0 for point in speed["a"])
+
+
+def test_every_round_asks_other_prompts_of_all_slices() -> None:
+    """Twelve prompts of three slices, four requests: each round some of every slice, three rounds all twelve."""
+    prompts = [Prompt(f"{name}/{n}", name, ({"role": "user", "content": "x"},)) for name in "abc" for n in range(4)]
+    rounds = [round_prompts(prompts, 4, index) for index in range(3)]
+    assert all({prompt.slice for prompt in one} == set("abc") for one in rounds)
+    assert {prompt.prompt_id for one in rounds for prompt in one} == {prompt.prompt_id for prompt in prompts}
+    assert {p.prompt_id for p in round_prompts(prompts, 4, 3)} == {p.prompt_id for p in rounds[0]}
+    assert [p.prompt_id for p in round_prompts(PROMPTS, 3, 1)] == ["a/1", "a/0", "a/1"]
+
+
+def test_arms_get_the_same_prompts_within_a_round(engine: Any) -> None:
+    asked: dict[str, list[str]] = {"a": [], "b": []}
+
+    def note(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/chat/completions" and json.loads(request.content).get("stream"):
+            asked[request.url.host].append(json.loads(request.content)["messages"][0]["content"])
+        return engine.answer(request)
+
+    arms = [ArmEndpoint(arm=name, url=f"http://{name}", model="m", num_draft_tokens=2) for name in ("a", "b")]
+    settings = EvaluationSettings(slices={"a": 2}, speed_concurrency=(1,), speed_requests=1, speed_repeats=4)
+    speed = measure_speed(arms, PROMPTS, settings=settings, transport=httpx.MockTransport(note))
+    assert asked["a"] == asked["b"] == ["prompt 0", "prompt 1", "prompt 0", "prompt 1"]
+    assert [len(points[0].round_tokens_per_s) for points in speed.values()] == [4, 4]
 
 
 def test_an_engine_that_fails_is_one_clear_error() -> None:
