@@ -12,7 +12,7 @@ from components.reporting.style import label
 
 LENGTH_NOTE = (
     "Tokens per target step by tokens of the prompt, chat template included; in brackets the 95 %"
-    " interval over the prompts. No interval: one prompt, or prompts that are all alike."
+    " interval over the prompts. No interval: one prompt."
 )
 LANGUAGE_NOTE = (
     "Tokens per target step by the language of the user's text (py3langid); 'not told' holds texts"

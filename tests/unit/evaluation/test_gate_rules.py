@@ -10,8 +10,11 @@ from scipy import stats
 
 from components.contracts import GateDecision, RuleResult, TemperatureReport, TrainServedGap, Verdict
 from components.evaluation.decide import decide
-from components.evaluation.looks import at_look
+from components.evaluation.looks import spent
 from components.settings import GateSettings
+
+FIRST_LEVEL = 1 - spent(0.025, 1)
+"""One-sided, of the first look at `alpha`'s default."""
 
 K4 = (40, 20, 12, 8, 20)
 
@@ -189,10 +192,10 @@ def test_speed_up_is_judged_by_the_interval_over_rounds(
 
 
 def test_value_and_interval_of_a_speed_up_are_of_the_rounds(with_rounds: Any) -> None:
-    """Two rounds of log ratios a and b: mean (a + b) / 2, half-width t(1, 0.975) |a - b| / 2."""
+    """Two rounds of log ratios a and b: mean (a + b) / 2, half-width t(1) |a - b| / 2, at the first look's level."""
     a, b = math.log(60 / 40), math.log(50 / 41)
     told = rule(decide(with_rounds((60, 50), (40, 41)), settings=SPEED), "speed-up at 4 in flight")
-    half = stats.t.ppf(0.975, 1) * (a - b) / 2
+    half = stats.t.ppf(FIRST_LEVEL, 1) * (a - b) / 2
     assert told.value == pytest.approx(math.exp((a + b) / 2))
     assert told.interval == pytest.approx((math.exp((a + b) / 2 - half), math.exp((a + b) / 2 + half)))
     assert told.num_further_rounds is not None and f"about {told.num_further_rounds} more round" in told.detail
@@ -208,9 +211,12 @@ def test_one_round_says_how_many_are_needed_at_least(with_rounds: Any) -> None:
 
 def test_rounds_are_planned_for_the_level_of_the_next_look(with_rounds: Any) -> None:
     about = with_rounds((60, 50, 52), (40, 41, 40))
-    plain = rule(decide(about, settings=SPEED), "speed-up at 4 in flight").num_further_rounds
-    spent = rule(decide(about, settings=at_look(SPEED, 3)), "speed-up at 4 in flight").num_further_rounds
-    assert plain is not None and spent is not None and spent > plain
+    first, third = (
+        rule(decide(about.model_copy(update={"look": look}), settings=SPEED), "speed-up at 4 in flight")
+        for look in (1, 3)
+    )
+    assert first.num_further_rounds is not None and third.num_further_rounds is not None
+    assert third.num_further_rounds > first.num_further_rounds
 
 
 def test_a_round_that_is_not_a_number_fails(with_rounds: Any) -> None:
@@ -225,7 +231,7 @@ def test_four_equal_prompts_do_not_pass_what_they_are_just_above(report: Any, ar
     told = rule(decide(report(arm("candidate", equal, num_draft_tokens=2)), settings=settings), "acceptance length")
     assert told.verdict is Verdict.INCONCLUSIVE
     # Log of 0.7 with standard error 1 / (4 sqrt(14)), three degrees of freedom.
-    reach = stats.t.ppf(0.975, 3) / (4 * math.sqrt(14))
+    reach = stats.t.ppf(FIRST_LEVEL, 3) / (4 * math.sqrt(14))
     assert told.interval == pytest.approx((1 + 0.7 * math.exp(-reach), 1 + 0.7 * math.exp(reach)))
     assert told.bootstrap_interval is None
 
@@ -254,7 +260,7 @@ def test_a_fail_shows_the_interval_it_rests_on(report: Any, arm: Any, prompts: A
         arm("champion", prompts(), num_draft_tokens=4),
     )
     told = rule(decide(report(*arms), settings=GateSettings()), "non-inferior on a")
-    assert told.verdict is Verdict.FAIL and told.confidence == pytest.approx(0.95)
+    assert told.verdict is Verdict.FAIL and told.confidence == pytest.approx(2 * FIRST_LEVEL - 1)
     assert told.interval is not None and told.interval[1] < -0.05
 
 

@@ -163,7 +163,7 @@ def test_an_arm_of_which_only_speed_was_measured_has_no_acceptance(full: Lifecyc
 
 FIGURES = [
     "1.731 [1.63, 1.83]", "1.731 [1.53, 1.93]", "1.002", "98.0%", "2 of 3",
-    "2 of 2 at 20 in flight", "1.42x", "0.70x", "61 (92), 7 (9)",
+"1.42x", "0.70x", "61 (92), 7 (9)",
     "1-4: 4, 5-64: 0", "3 min 20 s", "5.0%", "8.0 GiB", "rolled back to no draft", "1.750", "0.062", "200",
     "drafts 1 to 4", "3,000 blocks of 100 held-out conversations", f"{calibration().after.ece:.4f}",
 ]  # fmt: skip
