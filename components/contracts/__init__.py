@@ -23,6 +23,7 @@ from components.contracts.endpoints import ArmEndpoint, StoreEndpoint
 from components.contracts.files import append_line, write_atomic
 from components.contracts.gate import GateDecision, RuleResult, Verdict
 from components.contracts.measurement import PromptMeasurement, ServedAnswer, SpeedPoint
+from components.contracts.pace import Amounts, MachineProbe, PacePlan
 from components.contracts.progress import Progress, StageTiming, now_utc
 from components.contracts.record import Record, Reference
 from components.contracts.release import Promotion, Release
@@ -34,6 +35,7 @@ __all__ = [
     "CALIBRATION_FILE",
     "FINGERPRINT_FILE",
     "AcceptanceReport",
+    "Amounts",
     "ArmEndpoint",
     "ArmReport",
     "Calibration",
@@ -45,6 +47,8 @@ __all__ = [
     "DatasetRef",
     "DraftLengthReport",
     "GateDecision",
+    "MachineProbe",
+    "PacePlan",
     "PrefixThreshold",
     "Progress",
     "Promotion",

@@ -15,6 +15,7 @@ from components.settings.engine import EngineSettings
 from components.settings.evaluation import EvaluationSettings
 from components.settings.gate import GateSettings
 from components.settings.loading import CONFIGS_DIR, PRESETS_DIR, load_recipe, load_services
+from components.settings.pace import PaceSettings
 from components.settings.precision import native_dtype
 from components.settings.recipe import Recipe
 from components.settings.services import ServicesSettings
@@ -34,6 +35,7 @@ __all__ = [
     "EngineSettings",
     "EvaluationSettings",
     "GateSettings",
+    "PaceSettings",
     "Recipe",
     "ServicesSettings",
     "Settings",
