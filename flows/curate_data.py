@@ -7,6 +7,7 @@ from prefect import flow
 from components.contracts import DatasetRef
 from tasks.curation import collect_conversations, regenerate_answers, render_and_validate, write_prompts
 from tasks.loop import open_loop
+from tasks.pace import choose_amounts
 from tasks.targets import PUBLISHED, find_target
 
 
@@ -21,6 +22,7 @@ def curate_data(recipe: str = "demo", budget: str | None = None, target: str = P
     """
     with open_loop(recipe, budget=budget) as loop:
         found = find_target(loop, target)
+        choose_amounts(loop, found)
         settings = write_prompts(loop, found)
         collected = collect_conversations(loop, found, settings)
         answers = regenerate_answers(loop, found, collected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from prefect import flow
 
 from components.contracts import ChangeAction, CheckpointRef, Verdict
@@ -18,15 +20,19 @@ from tasks.targets import PUBLISHED, classify_target_change, find_target
 
 
 @flow(name="drafter-lifecycle", log_prints=True)
-def drafter_lifecycle(recipe: str = "demo", budget: str | None = None, target: str = PUBLISHED) -> LifecycleReport:
+def drafter_lifecycle(
+    recipe: str = "demo", budget: str | None = None, target: str = PUBLISHED, begun_at: datetime | None = None
+) -> LifecycleReport:
     """Find the target; re-bind the champion if it still holds on it, else curate and train; gate; canary; report.
 
     Args:
         recipe: name in `configs/` or path of a recipe.
         budget: overlay of the recipe, e.g. 'full'.
         target: 'published' (what the watch looks at), 'source' (the recipe's own), or a folder.
+        begun_at: when the command began that this run is part of: a recipe's `pace.ends_within_s` counts from there;
+            None: from this run's own start.
     """
-    with open_loop(recipe, budget=budget) as loop:
+    with open_loop(recipe, budget=budget, begun_at=begun_at) as loop:
         found = find_target(loop, target)
         champion = find_champion(loop)
         story = Story(found, champion, classify_target_change(found, champion))

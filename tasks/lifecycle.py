@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefect import task
@@ -26,6 +27,7 @@ from components.evaluation.measure import paired_acceptance_lengths
 from components.registry.releases import acceptance_report_of
 from components.reporting.render import markdown, write_report
 from components.reporting.report import CurvePoint, LifecycleReport, orchestration_share
+from components.serving.production import ProductionEngine
 from components.stages.engines import stop_drafting_engine
 from components.targets.changes import MeasuredPolicy, policy_after_measurement
 from components.training.job import TrainingResult
@@ -48,21 +50,45 @@ class Story:
     gate: GateOutcome | None = None
     canary: CanaryReport | None = None
 
-    @property
-    def outcome(self) -> str:
-        """One sentence: what serves now, and why."""
+    def outcome(self, serving: str) -> str:
+        """One sentence: what came of the run, and what serves now.
+
+        Args:
+            serving: of `serving_now`.
+        """
         if self.gate is None:
             return "stopped before the gate"
         if self.canary is None:
-            return f"the gate said {self.gate.decision.verdict}: {_in_service(self.champion)}"
+            return f"the gate said {self.gate.decision.verdict}: {serving}"
         release = self.gate.release
         if self.canary.promoted and release is not None:
             return f"promoted: {release.model_name} version {release.version} is champion"
-        return f"the canary was rolled back ({self.canary.reason}): {_in_service(self.champion)}"
+        return f"the canary was rolled back ({self.canary.reason}): {serving}"
 
 
-def _in_service(champion: Release | None) -> str:
-    return f"champion version {champion.version} stays" if champion else "the target serves without a drafter"
+def serving_now(production: ProductionEngine | None, releases: Sequence[Release | None], *, url: str) -> str:
+    """What answers at the endpoint, as the record of the engine in production has it.
+
+    Args:
+        production: the engine that serves and still runs; None: there is none.
+        releases: that may be the ones it serves, the latest first.
+        url: of the endpoint.
+    """
+    if production is None:
+        return f"nothing serves, {url} answers HTTP 503"
+    digest = production.endpoint.checkpoint_digest
+    if digest is None:
+        return f"the target serves without a drafter at {url}"
+    for release in releases:
+        if release is not None and release.checkpoint.digest == digest:
+            return f"version {release.version} of {release.model_name} serves at {url}"
+    return f"the drafter {digest[:12]} serves at {url}"
+
+
+def _serving(loop: Loop, story: Story) -> str:
+    production = ProductionEngine.find(loop.state_dir / "run")
+    releases = (story.gate.release if story.gate else None, story.champion)
+    return serving_now(production, releases, url=loop.urls["chat completions"])
 
 
 @task(name="decide after measurement", cache_policy=NO_CACHE)
@@ -116,7 +142,7 @@ def write_lifecycle_report(loop: Loop, story: Story) -> LifecycleReport:
 def _build(loop: Loop, story: Story) -> LifecycleReport:
     total_s = (now_utc() - loop.started_at).total_seconds()
     stages = tuple(sorted(loop.timings, key=lambda stage: stage.started_at))
-    training, gate = story.training, story.gate
+    training, gate, serving = story.training, story.gate, _serving(loop, story)
     return LifecycleReport(
         recipe=loop.recipe.name,
         budget=loop.budget,
@@ -140,7 +166,10 @@ def _build(loop: Loop, story: Story) -> LifecycleReport:
         policy_reason=story.policy.reason if story.policy else None,
         champion=story.champion,
         remeasured_acceptance_length=story.policy.new_acceptance_length if story.policy else None,
-        outcome=story.outcome,
+        pace=loop.plan,
+        training_ended=training.ended if training else None,
+        serving=serving,
+        outcome=story.outcome(serving),
     )
 
 

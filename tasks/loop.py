@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from prefect.runtime import flow_run
 
-from components.contracts import Reference, StageTiming, now_utc
+from components.contracts import PacePlan, Reference, StageTiming, now_utc
 from components.errors import ConfigError, DSparkError, ServiceError
+from components.pace.plan import with_amounts
 from components.reporting.memory import MemorySampler
 from components.services.endpoints import Endpoints, load_endpoints, load_settings, service_pids
 from components.serving.pool import EnginePool
@@ -29,8 +30,10 @@ RecordT = TypeVar("RecordT", bound=Reference)
 class Loop:
     """One run of the loop on one recipe. Subflows that run in the same process join the Loop that is open."""
 
-    recipe: Recipe
     recipe_source: str
+    """Name or path that the recipe was loaded by."""
+    full_recipe: Recipe
+    """As it was loaded; `recipe` is what is done of it."""
     budget: str | None
     endpoints: Endpoints
     engines: EnginePool
@@ -40,7 +43,29 @@ class Loop:
     segment_mib: int
     timings: list[StageTiming] = field(default_factory=list)
     mlflow_run_ids: list[str] = field(default_factory=list)
+    begun_at: datetime | None = None
+    """When the command began that this run is part of, its set-up included; None: with the run."""
+    plans: list[PacePlan] = field(default_factory=list)
+    """What the run chose by the machine's pace: at most one; empty before, and where the recipe has no pace."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe with the amounts that this run chose, or its own."""
+        return with_amounts(self.full_recipe, self.plans[0].chosen) if self.plans else self.full_recipe
+
+    @property
+    def plan(self) -> PacePlan | None:
+        """What the run chose by the machine's pace, if it did."""
+        return self.plans[0] if self.plans else None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the report should be there; infinite where the recipe has no pace."""
+        if self.full_recipe.pace is None:
+            return float("inf")
+        taken_s = (now_utc() - (self.begun_at or self.started_at)).total_seconds()
+        return self.full_recipe.pace.ends_within_s - taken_s
 
     @property
     def state_dir(self) -> Path:
@@ -114,8 +139,12 @@ _open_loop: Loop | None = None
 
 
 @contextmanager
-def open_loop(recipe: str, *, budget: str | None) -> Iterator[Loop]:
+def open_loop(recipe: str, *, budget: str | None, begun_at: datetime | None = None) -> Iterator[Loop]:
     """Open the Loop of this process, or join the one that is open (subflows of the lifecycle share engines and clock).
+
+    Args:
+        recipe, budget: as `load_recipe`.
+        begun_at: when the command began that the run is part of; None: with the run.
 
     Raises:
         ConfigError: the recipe or budget cannot be used.
@@ -125,8 +154,8 @@ def open_loop(recipe: str, *, budget: str | None) -> Iterator[Loop]:
     show_errors_as_one_line()
     loaded = load_recipe(recipe, budget=budget)
     if _open_loop is not None:
-        if _open_loop.recipe != loaded:
-            raise ConfigError("one process runs one recipe at a time", got=recipe, expected=_open_loop.recipe.name)
+        if _open_loop.full_recipe != loaded:
+            raise ConfigError("one process runs one recipe at a time", got=recipe, expected=_open_loop.full_recipe.name)
         yield _open_loop
         return
     endpoints = load_endpoints()
@@ -138,14 +167,15 @@ def open_loop(recipe: str, *, budget: str | None) -> Iterator[Loop]:
         EnginePool(logs_dir=run_dir / "logs", port_base=endpoints.engine_port_base) as engines,
     ):
         _open_loop = Loop(
-            recipe=loaded,
             recipe_source=recipe,
+            full_recipe=loaded,
             budget=budget,
             endpoints=endpoints,
             engines=engines,
             memory=memory,
             run_dir=run_dir,
             started_at=started_at,
+            begun_at=begun_at,
             segment_mib=load_settings().mooncake_segment_mib,
         )
         try:

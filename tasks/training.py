@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import uuid
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from prefect.logging import get_run_logger
 from components.contracts import CheckpointRef, DatasetRef, TargetRef
 from components.errors import FingerprintMismatchError
 from components.hidden_states.store import sweep_run
+from components.pace.plan import training_limit
 from components.reporting.calibration_plots import reliability_diagram
 from components.serving.command import resolve_device
 from components.serving.keeper import EngineKeeper
+from components.settings import TrainingSettings
 from components.stages.engines import extraction_engine, extraction_key
 from components.training.job import TrainingJob, TrainingResult
 from components.training.launch import run_trainer
@@ -56,7 +59,7 @@ def train_on_stream(
             )
         job = TrainingJob(
             drafter=loop.recipe.drafter,
-            training=loop.recipe.training,
+            training=_within_pace(loop),
             stream=loop.recipe.stream,
             target=target,
             dataset=dataset,
@@ -84,12 +87,29 @@ def train_on_stream(
                 loop.engines.stop(extraction_key(target, stream_run_id))
             sweep_run(loop.endpoints.store, stream_run_id)
         clock.num_tokens = result.stream.num_tokens
+    log.log(logging.WARNING if result.stopped_by == "time" else logging.INFO, "training %s", result.ended)
     loop.remember("training", result)
     if result.calibration is not None:
         png = reliability_diagram(result.calibration, loop.run_dir / "plots" / "reliability.png")
         publish_image("confidence head reliability", png, description="Calibration of the confidence head")
         registry_of(loop).log_artifact(mlflow_run_id, png, folder="training")
     return result
+
+
+def _within_pace(loop: Loop) -> TrainingSettings:
+    """The recipe's training; with a limit on its time, where the run goes by the machine's pace."""
+    training, plan = loop.recipe.training, loop.plan
+    if plan is None:
+        return training
+    limit_s = round(training_limit(plan, left_s=loop.left_s))
+    get_run_logger().info(
+        "pace: training should take %.0f s for %d steps, and ends after %d s in any case",
+        plan.stages["train"],
+        plan.training_steps,
+        limit_s,
+    )
+    own_s = training.max_trainer_s
+    return training.model_copy(update={"max_trainer_s": limit_s if own_s is None else min(own_s, limit_s)})
 
 
 @task(name="check dataset", cache_policy=NO_CACHE)

@@ -31,6 +31,7 @@ from components.contracts.measurement import (
     SpeedPoint,
     WarmPrefixPoint,
 )
+from components.contracts.pace import Amounts, MachineProbe, PacePlan
 from components.contracts.progress import Progress, StageTiming, now_utc
 from components.contracts.record import Record, Reference
 from components.contracts.release import Promotion, Release
@@ -42,6 +43,7 @@ __all__ = [
     "CALIBRATION_FILE",
     "FINGERPRINT_FILE",
     "AcceptanceReport",
+    "Amounts",
     "ArmEndpoint",
     "ArmGroups",
     "ArmReport",
@@ -56,6 +58,8 @@ __all__ = [
     "DraftLengthReport",
     "GateDecision",
     "GroupAcceptance",
+    "MachineProbe",
+    "PacePlan",
     "PrefixThreshold",
     "Progress",
     "Promotion",

@@ -82,6 +82,7 @@ def with_written_prompts(
     folder: Path,
     progress: Progress,
     request_timeout_s: float = 300.0,
+    stop_after_s: float | None = None,
 ) -> CurationSettings:
     """Let the target write what sources of kind 'target' need; the same settings with the file's path in them.
 
@@ -92,25 +93,40 @@ def with_written_prompts(
         target: its tokenizer and template open the turn; its fingerprint names the file.
         folder: where such files lie; prompts of an earlier run are used first.
         progress: called every few seconds.
+        stop_after_s: no prompt is begun after that long, whatever is wanted; None: all are written.
 
     Raises:
         CurationError: the template cannot be opened at a user's turn.
         EngineError: the engine is gone or fails after all retries; what was written is kept.
     """
-    mine = [source for source in settings.sources if source.kind == "target"]
-    if not mine:
+    wanted = _num_wanted(settings)
+    if not wanted:
         return settings
-    total_weight = sum(source.weight for source in settings.sources)
-    share = sum(source.weight for source in mine) / total_weight
     turn = open_turn(renderer_of(Path(target.path), name=target.name).tokenizer, name=target.name)
+    path = _path(settings, target, folder)
+    writer = _Writer(turn, path, settings=settings, progress=progress, stop_after_s=stop_after_s)
+    asyncio.run(writer.write(EngineClient(engine_url, model, timeout_s=request_timeout_s), num_wanted=wanted))
+    return settings.model_copy(update={"sources": _with_path(settings.sources, path)})
+
+
+def num_missing_prompts(settings: CurationSettings, *, target: TargetRef, folder: Path) -> int:
+    """How many prompts `with_written_prompts` would still let the target write."""
+    return max(0, _num_wanted(settings) - _mend(_path(settings, target, folder)))
+
+
+def _num_wanted(settings: CurationSettings) -> int:
+    weight = sum(source.weight for source in settings.sources if source.kind == "target")
+    if not weight:
+        return 0
+    share = weight / sum(source.weight for source in settings.sources)
+    return int(SURPLUS * share * settings.num_conversations) + 1
+
+
+def _path(settings: CurationSettings, target: TargetRef, folder: Path) -> Path:
     key = {
         "fingerprint": target.fingerprint.digest, "max_tokens": _longest(settings), "temperature": TEMPERATURE
     }  # fmt: skip
-    path = folder / f"prompts-{digest_json(key)[:16]}.jsonl"
-    writer = _Writer(turn, path, settings=settings, progress=progress)
-    wanted = int(SURPLUS * share * settings.num_conversations) + 1
-    asyncio.run(writer.write(EngineClient(engine_url, model, timeout_s=request_timeout_s), num_wanted=wanted))
-    return settings.model_copy(update={"sources": _with_path(settings.sources, path)})
+    return folder / f"prompts-{digest_json(key)[:16]}.jsonl"
 
 
 def _with_path(sources: Sequence[SourceSettings], path: Path) -> tuple[SourceSettings, ...]:
@@ -123,8 +139,18 @@ class _Writer:
     """Adds prompts to a file until it holds enough lines. A line is a prompt, or null for one that never ended, so that
     a rerun does not ask for it again."""
 
-    def __init__(self, turn: OpenTurn, path: Path, *, settings: CurationSettings, progress: Progress) -> None:
+    def __init__(
+        self,
+        turn: OpenTurn,
+        path: Path,
+        *,
+        settings: CurationSettings,
+        progress: Progress,
+        stop_after_s: float | None = None,
+    ) -> None:
         self._path = path
+        self._stop_after_s = float("inf") if stop_after_s is None else stop_after_s
+        self._stop_at_s = float("inf")
         self._settings = settings
         self._progress = progress
         self._num_wanted = 0
@@ -143,6 +169,7 @@ class _Writer:
         if not self._num_left:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._stop_at_s = time.monotonic() + self._stop_after_s
         num_workers = min(self._settings.requests_in_flight, self._num_left)
         async with client.session(httpx.Limits(max_connections=num_workers + 1)):
             tasks = [asyncio.create_task(self._work(client)) for _ in range(num_workers)]
@@ -153,10 +180,10 @@ class _Writer:
                 for task in (*tasks, reporter):
                     task.cancel()
                 await asyncio.gather(*tasks, reporter, return_exceptions=True)
-        self._progress("write prompts: done", num_wanted, num_wanted)
+        self._progress("write prompts: done", num_wanted - self._num_left, num_wanted)
 
     async def _work(self, client: EngineClient) -> None:
-        while self._num_left > 0:
+        while self._num_left > 0 and time.monotonic() < self._stop_at_s:
             self._num_left -= 1
             written = await client.continue_text(self._request, temperature=TEMPERATURE)
             text = None if written.truncated else written.text.strip()

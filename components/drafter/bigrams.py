@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from components.errors import ConfigError
+from components.settings import native_dtype
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ def bigram_log_probs(target_path: Path, *, draft_token_ids: torch.Tensor, device
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     opening = _answer_opening(AutoTokenizer.from_pretrained(target_path))
-    target = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.bfloat16).to(device).eval()
+    dtype = torch.bfloat16 if device.type == "cuda" else getattr(torch, native_dtype("cpu"))
+    target = AutoModelForCausalLM.from_pretrained(target_path, dtype=dtype).to(device).eval()
     head_DH = target.get_output_embeddings().weight[draft_token_ids.to(device)]
     rows = []
     with torch.inference_mode():

@@ -16,6 +16,7 @@ from components.contracts import (
     CheckpointRef,
     DatasetRef,
     GateDecision,
+    PacePlan,
     Record,
     Release,
     StageTiming,
@@ -96,6 +97,11 @@ class LifecycleReport(Record):
     peak_memory_mib: float | None = Field(default=None, description="of everything that ran: flows, engines, services")
     target_changes: tuple[TargetChangeReport, ...] = ()
     urls: dict[str, str] = Field(default={}, description="user interfaces by name")
+    pace: PacePlan | None = Field(
+        default=None, description="what was chosen by the machine's pace; None: the recipe's own amounts"
+    )
+    training_ended: str | None = Field(default=None, description="where training ended, and by what")
+    serving: str | None = Field(default=None, description="what answers at the endpoint when the run ends")
     outcome: str
 
 

@@ -11,6 +11,7 @@ from components.contracts import (
     Calibration,
     CanaryReport,
     GateDecision,
+    PacePlan,
     RuleResult,
     SpeedPoint,
     StageTiming,
@@ -18,6 +19,7 @@ from components.contracts import (
 )
 from components.reporting.acceptance_plots import ordered_arms
 from components.reporting.draft_lengths import LENGTH_NOTE, length_table
+from components.reporting.pace_words import plan_rows, probe_line
 from components.reporting.report import ArmFigures, LifecycleReport, TargetChangeReport, speedup
 from components.reporting.style import label
 
@@ -48,6 +50,8 @@ def tables(report: LifecycleReport) -> Iterator[Table]:
         yield _gate(report.gate)
     if report.canary is not None:
         yield _canary(report.canary)
+    if report.pace is not None:
+        yield _pace(report.pace)
     if report.stages:
         yield _stages(report.stages, report.total_s, report.orchestration_share)
     yield from _data(report)
@@ -79,6 +83,8 @@ def _summary(report: LifecycleReport) -> Table:
         rows += [("draft tokens by load", schedule_text(report.gate.speculative_schedule))]
     if report.release is not None:
         rows += [("release", f"{report.release.model_name} version {report.release.version}")]
+    if report.serving is not None:
+        rows += [("serves now", report.serving)]
     rows += [("total time", duration(report.total_s)), ("orchestration", f"{report.orchestration_share:.1%} of it")]
     if report.peak_memory_mib is not None:
         rows += [("peak memory", f"{report.peak_memory_mib / 1024:.1f} GiB")]
@@ -241,6 +247,14 @@ def _stages(stages: tuple[StageTiming, ...], total_s: float, outside_share: floa
     )
 
 
+def _pace(plan: PacePlan) -> Table:
+    columns, rows = plan_rows(plan)
+    note = f"{probe_line(plan.probe)}. Left when this was chosen: {duration(max(0.0, plan.available_s))}."
+    if not plan.fits:
+        note += " Not even the least that the recipe allows was expected to end in time."
+    return Table("Amounts by the machine's pace", columns, tuple(rows), note=note)
+
+
 def _data(report: LifecycleReport) -> Iterator[Table]:
     if report.dataset is not None:
         data = report.dataset
@@ -265,7 +279,10 @@ def _training(report: LifecycleReport) -> Iterator[Table]:
         best = report.checkpoint
         rows += [("checkpoint", f"{best.algorithm}, step {best.step}, digest {best.digest[:16]}")]
         rows += [("tokens trained on", f"{best.num_trained_tokens:,}")]
-        rows += [("acceptance length, teacher-forced", _number(best.expected_acceptance_length))]
+    if report.training_ended is not None:
+        rows += [("training", report.training_ended)]
+    if report.checkpoint is not None:
+        rows += [("acceptance length, teacher-forced", _number(report.checkpoint.expected_acceptance_length))]
     if report.training_curve:
         first, last = report.training_curve[0], report.training_curve[-1]
         rows += [("loss", f"{first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step}")]

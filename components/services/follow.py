@@ -48,8 +48,13 @@ class PrefectApi:
         self._client = httpx.Client(base_url=url, timeout=30, transport=transport)
         self._flow_names: dict[str, str] = {}
 
-    def create_run(self, deployment: str, *, parameters: dict[str, Any]) -> dict[str, Any]:
+    def create_run(self, deployment: str, *, parameters: dict[str, Any], name: str | None = None) -> dict[str, Any]:
         """Schedule a run of 'flow-name/deployment-name' now; returns the flow run.
+
+        Args:
+            deployment: see above.
+            parameters: merged over the deployment's own.
+            name: of the run; None: the server makes one up.
 
         Raises:
             ConfigError: a parameter the flow does not have.
@@ -65,6 +70,8 @@ class PrefectApi:
             "state": {"type": "SCHEDULED"},
             "idempotency_key": uuid.uuid4().hex,  # a call that is tried again must not start a second run
         }
+        if name is not None:
+            body["name"] = name
         run: dict[str, Any] = self._call("POST", f"/deployments/{found['id']}/create_flow_run", body=body)
         return run
 
@@ -236,12 +243,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("deployment", help="'flow-name/deployment-name'")
     parser.add_argument("--parameters", default="{}", help="JSON object, merged over the deployment's own")
+    parser.add_argument("--run-name", help="of the run; without it the server makes one up")
     parser.add_argument("--timeout-s", type=float, default=7200.0, help="the run is cancelled after that long")
     options = parser.parse_args(arguments)
     parameters = _parse_parameters(options.parameters)
     signal.signal(signal.SIGTERM, _interrupt)  # make sends SIGTERM to its child when it is interrupted itself
     api = PrefectApi(load_endpoints().prefect_api_url)
-    run = api.create_run(options.deployment, parameters=parameters)
+    run = api.create_run(options.deployment, parameters=parameters, name=options.run_name)
     print(f"run {run['name']} of {options.deployment}", flush=True)
     state = follow(api, run["id"], timeout_s=options.timeout_s)
     completed = state["type"] == "COMPLETED"

@@ -16,6 +16,8 @@ from components.settings.evaluation import EvaluationSettings
 from components.settings.evaluation_slice import SliceSettings, WarmPrefixSettings
 from components.settings.gate import GateSettings
 from components.settings.loading import CONFIGS_DIR, PRESETS_DIR, load_recipe, load_services
+from components.settings.pace import PaceSettings
+from components.settings.precision import native_dtype
 from components.settings.recipe import Recipe
 from components.settings.services import ServicesSettings
 from components.settings.stream import StreamSettings
@@ -34,6 +36,7 @@ __all__ = [
     "EngineSettings",
     "EvaluationSettings",
     "GateSettings",
+    "PaceSettings",
     "Recipe",
     "ServicesSettings",
     "Settings",
@@ -47,4 +50,5 @@ __all__ = [
     "WatchSettings",
     "load_recipe",
     "load_services",
+    "native_dtype",
 ]

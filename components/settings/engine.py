@@ -13,7 +13,11 @@ class EngineSettings(Settings):
     """How vLLM is started. The fields that change numerics or limits enter the fingerprint's `serving` part."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["bfloat16", "float16", "float32", "auto"] = "bfloat16"
+    dtype: Literal["bfloat16", "float16", "float32", "auto", "native"] = Field(
+        default="bfloat16",
+        description="Format of weights and matrix products; native is bfloat16 where this machine multiplies"
+        " matrices in it (a GPU, AVX-512), else float32, which is several times faster there.",
+    )
     kv_cache_dtype: str = "auto"
     max_model_len: int = Field(default=2048, ge=64, description="tokens")
     max_num_seqs: int = Field(default=64, ge=1, description="requests in one batch")

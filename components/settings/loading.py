@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from components.errors import ConfigError
+from components.settings.precision import on_this_machine
 from components.settings.recipe import Recipe
 from components.settings.services import ServicesSettings
 from components.settings.validation import validate
@@ -18,6 +19,8 @@ PRESETS_DIR = CONFIGS_DIR / "presets"
 
 def load_recipe(name_or_path: str | Path, *, budget: str | None = None) -> Recipe:
     """Load `configs/<name>.yaml` (or a path) over its `training.preset`, and the overlay `budgets.<budget>` over both.
+
+    Number formats that the recipe leaves to the machine (`native`) are those of this one.
 
     Raises:
         ConfigError: no such recipe or budget, not YAML, an unknown key (the nearest known key is named) or a bad value.
@@ -33,7 +36,7 @@ def load_recipe(name_or_path: str | Path, *, budget: str | None = None) -> Recip
         raw = _merge(raw, budgets[budget])
     for overlay in budgets:  # a mistyped key in an unused overlay is an error today, not on the night it is used
         validate(Recipe, _on_preset(_merge(raw, budgets[overlay])), f"{path.name} (budget {overlay})")
-    return validate(Recipe, _on_preset(raw), path.name)
+    return on_this_machine(validate(Recipe, _on_preset(raw), path.name))
 
 
 def load_services(path: str | Path | None = None) -> ServicesSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from components.settings.base import Settings
 from components.settings.canary import CanarySettings
@@ -13,6 +13,7 @@ from components.settings.drafter import DrafterSettings
 from components.settings.engine import EngineSettings
 from components.settings.evaluation import EvaluationSettings
 from components.settings.gate import GateSettings
+from components.settings.pace import PaceSettings
 from components.settings.stream import StreamSettings
 from components.settings.target import TargetSettings
 from components.settings.training import TrainingSettings
@@ -33,6 +34,9 @@ class Recipe(Settings):
     gate: GateSettings = GateSettings()
     canary: CanarySettings = CanarySettings()
     watch: WatchSettings = WatchSettings()
+    pace: PaceSettings | None = Field(
+        default=None, description="Amounts by what the machine does. None: the recipe's own, whatever they take."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -51,7 +51,11 @@ class TrainingSettings(Settings):
     loss_gamma: float = Field(default=4.0, gt=0, description="decay of position weights exp(-(k-1)/gamma)")
     dpace_alpha: float = Field(default=0.5, gt=0, le=1, description="smoothing of D-PACE's likelihoods; 1: none matter")
     confidence_weight: float = Field(default=1.0, ge=0)
-    mixed_precision: Literal["no", "bf16"] = "bf16"
+    mixed_precision: Literal["no", "bf16", "native"] = Field(
+        default="bf16",
+        description="Format of the trainer's matrix products; native is bf16 where this machine multiplies matrices"
+        " in it (a GPU, AVX-512), else no.",
+    )
     num_processes: int = Field(default=1, ge=1, description="one per GPU")
     parallel: Literal["ddp", "fsdp2"] = Field(
         default="ddp",

@@ -10,6 +10,7 @@ from components.registry.client import Registry
 from components.registry.releases import acceptance_report_of, check_releasable, gate_decision_of
 from components.settings import load_recipe
 from components.settings.signing import signing_key
+from components.stages.paced import as_paced
 from components.stages.prompts import prompts_of
 from components.stages.same_weights import champion_to_beat
 
@@ -28,7 +29,7 @@ def check_evidence(registry: Registry, release: Release, *, recipe: str, champio
     """
     decision, report = gate_decision_of(registry, release), acceptance_report_of(registry, release)
     try:
-        loaded = load_recipe(recipe, budget=decision.budget)
+        loaded = as_paced(load_recipe(recipe, budget=decision.budget), report)
         asked = Asked(
             loaded,
             decision.budget,

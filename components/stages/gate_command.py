@@ -41,6 +41,7 @@ from components.stages.clock import untimed
 from components.stages.gate import decide_gate, measure_gate
 from components.stages.gate_run import Contest, GateRun
 from components.stages.looks import next_look, record_look
+from components.stages.paced import as_paced
 from components.stages.prompts import prompts_of
 from components.stages.same_weights import champion_to_beat
 from components.targets.fingerprint import make_target_ref
@@ -115,7 +116,8 @@ def _measured(options: argparse.Namespace) -> GateDecision:
 
 def _decided(options: argparse.Namespace) -> GateDecision:
     """Decide on a report measured before, or check a decision against it."""
-    recipe, report = load_recipe(options.recipe, budget=options.budget), AcceptanceReport.read(options.report)
+    report = AcceptanceReport.read(options.report)
+    recipe = as_paced(load_recipe(options.recipe, budget=options.budget), report)
     decision = GateDecision.read(options.decision) if options.decision else None
     champion = _checkpoint(options.champion)
     champion_digest = champion.digest if champion is not None else decision.champion_digest if decision else None

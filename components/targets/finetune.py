@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from components.contracts import Progress
 from components.errors import TargetError, TrainingError
+from components.settings import native_dtype
 from components.targets.folder import check_target_folder, read_config, weight_files
 from components.targets.staging import copy_side_files, require_absent, staged_folder
 
@@ -124,9 +125,10 @@ def _train(
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, num_steps))
     losses: list[float] = []
+    is_bf16 = model.device.type != "cpu" or native_dtype("cpu") == "bfloat16"
     for step in range(num_steps):
         ids_BT = next(rows).to(model.device)
-        with torch.autocast(model.device.type, dtype=torch.bfloat16):
+        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=is_bf16):
             loss = model(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss
         if not math.isfinite(loss.item()):
             raise TrainingError(

@@ -106,3 +106,17 @@ class TrainingResult(Record):
         default=None, description="of the checkpoint's confidence head, if it has one"
     )
     stopped_by: str = Field(description="'data', 'steps', 'time' or 'acceptance'")
+    num_planned_steps: int | None = Field(
+        default=None, description="steps that all data would have taken; told where time ended training before them"
+    )
+
+    @property
+    def ended(self) -> str:
+        """Where training ended, and by what."""
+        if self.stopped_by == "time":
+            of = f" of about {self.num_planned_steps}" if self.num_planned_steps else ""
+            return f"cut short at step {self.num_steps}{of} by training.max_trainer_s"
+        by = {"data": "with its data", "steps": "by training.num_steps"}.get(
+            self.stopped_by, "because acceptance no longer grew"
+        )
+        return f"ended {by} at step {self.num_steps}"

@@ -90,7 +90,17 @@ class Loop:
         self._metrics = metrics
         self._should_stop = should_stop
         self._has_stalled = False
+        self._num_samples = num_samples
         self.progress = Progress()
+
+    @property
+    def num_planned_steps(self) -> int | None:
+        """Steps that all samples would take, at the rate so far; None before the first."""
+        progress, settings = self.progress, self._settings
+        if not progress.num_consumed:
+            return None
+        by_data = round(progress.step * self._num_samples / progress.num_consumed)
+        return min(by_data, settings.num_steps or by_data)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state of `StateFolder`.

@@ -58,7 +58,7 @@ def run_job(job: TrainingJob) -> TrainingResult | None:
         result.write(Path(job.output_dir) / RESULT_FILE)
         print(
             f"trained: {result.num_steps} steps, {result.num_trained_tokens} tokens in {result.trainer_s:.0f} s,"
-            f" acceptance {result.checkpoint.expected_acceptance_length:.3f}",
+            f" acceptance {result.checkpoint.expected_acceptance_length:.3f}; {result.ended}",
             flush=True,
         )
     return result

@@ -253,6 +253,7 @@ class Run:
             draft_vocab_coverage=self._coverage,
             calibration=calibration,
             stopped_by=stopped_by,
+            num_planned_steps=loop.num_planned_steps if stopped_by == "time" else None,
         )
 
 

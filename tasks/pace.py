@@ -1,0 +1,124 @@
+"""Amounts by what this machine does: a probe, a plan, and words about both before the work begins."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from components.contracts import MachineProbe, PacePlan, TargetRef
+from components.curation.self_prompts import num_missing_prompts, with_written_prompts
+from components.pace.plan import make_plan
+from components.pace.probe import EngineProbe
+from components.reporting.pace_words import plan_lines, plan_rows, probe_line
+from components.serving.command import resolve_device
+from components.serving.engine import Engine
+from components.settings import PaceSettings
+from components.stages.engines import plain_engine
+from components.training.step_job import StepJob, StepTimes, run_step_probe
+from tasks.artifacts import markdown_table, progress_reporter, publish_markdown
+from tasks.loop import Loop
+
+LOW_LOAD_SHARE = 0.3
+"""Of the probe's time, for the load that acceptance is measured at: its steps are short."""
+STEP_PROBE_TIMEOUT_S = 300.0
+
+
+@task(name="choose amounts", cache_policy=NO_CACHE)
+def choose_amounts(loop: Loop, target: TargetRef) -> PacePlan | None:
+    """Probe the machine and choose how much of the recipe is done in this run; None where the recipe has no pace.
+
+    A run chooses once: what is chosen counts for all its flows.
+    """
+    pace = loop.full_recipe.pace
+    if pace is None or loop.plans:
+        return loop.plan
+    log = get_run_logger()
+    engine = plain_engine(loop, target)
+    with loop.stage("engine start"):
+        engine.wait_ready(progress=progress_reporter("engine start"))
+    with loop.stage("probe"):
+        probe = _probe(loop, target, engine, pace)
+    log.info(probe_line(probe))
+    plan = make_plan(loop.full_recipe, pace, probe, available_s=loop.left_s)
+    loop.plans.append(plan)
+    plan.write(loop.run_dir / "pace_plan.json")
+    for line in plan_lines(plan):
+        log.log(30 if not plan.fits else 20, line)
+    columns, rows = plan_rows(plan)
+    words = "\n\n".join([f"### {probe_line(probe)}", *plan_lines(plan), markdown_table(columns, rows)])
+    publish_markdown("pace", words, description="What this run does on this machine")
+    return plan
+
+
+def _probe(loop: Loop, target: TargetRef, engine: Engine, pace: PaceSettings) -> MachineProbe:
+    started_s = time.monotonic()
+    config = json.loads((Path(target.path) / "config.json").read_text())
+    answering = EngineProbe(
+        engine.url,
+        target.name,
+        vocab_size=int(config["vocab_size"]),
+        timeout_s=loop.full_recipe.engine.request_timeout_s,
+    )
+    answering.warm_up()
+    engine_up_s = time.monotonic() - engine.started_at
+    curation, low = loop.full_recipe.curation, loop.full_recipe.evaluation.acceptance_concurrency
+    high = min(curation.requests_in_flight, loop.full_recipe.engine.max_num_seqs)
+    rates = {high: _rate_of_written_prompts(loop, target, engine, answering, pace)}
+    rates[high] = rates[high] or answering.answer_rate(high, seconds=pace.probe_s)
+    if low != high:
+        rates[low] = answering.answer_rate(low, seconds=LOW_LOAD_SHARE * pace.probe_s)
+    reading = answering.reading_rate()
+    steps = _step_times(loop, target, pace)
+    return MachineProbe(
+        engine_up_s=engine_up_s,
+        tokens_per_s={load: rate for load, rate in rates.items() if rate},
+        prompt_tokens_per_s=reading,
+        training_step_s=steps.median_s,
+        trainer_up_s=steps.up_s,
+        duration_s=time.monotonic() - started_s,
+    )
+
+
+def _rate_of_written_prompts(
+    loop: Loop, target: TargetRef, engine: Engine, probe: EngineProbe, pace: PaceSettings
+) -> float | None:
+    """The engine's rate while it writes prompts that the run needs; None where there are too few left to write."""
+    settings, folder = loop.full_recipe.curation, loop.state_dir / "prompts"
+    if num_missing_prompts(settings, target=target, folder=folder) < 2 * settings.requests_in_flight:
+        return None
+    report = progress_reporter("probe")
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts") as pool:
+        writing = pool.submit(
+            with_written_prompts,
+            settings,
+            engine_url=engine.url,
+            model=target.name,
+            target=target,
+            folder=folder,
+            progress=report,
+            stop_after_s=pace.probe_s,
+        )
+        rate = probe.watch(seconds=pace.probe_s / 2)  # the second half may be of ever fewer requests
+        writing.result()
+    return rate
+
+
+def _step_times(loop: Loop, target: TargetRef, pace: PaceSettings) -> StepTimes:
+    recipe = loop.full_recipe
+    job = StepJob(
+        drafter=recipe.drafter,
+        training=recipe.training,
+        target_path=target.path,
+        aux_layer_ids=recipe.stream.aux_layer_ids,
+        num_steps=pace.probe_steps,
+        output_dir=str(loop.run_dir / "probe"),
+    )
+    return run_step_probe(
+        job, on_line=get_run_logger().info, timeout_s=STEP_PROBE_TIMEOUT_S, device=resolve_device(recipe.engine)
+    )
