@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from components.evaluation.greedy_answers import NUM_TOP_LOGPROBS, TopLogprobs
 from components.serving import guard
 
 # Safety nets: a slow machine takes minutes.
@@ -32,8 +33,8 @@ class Completion:
     """What came back for one prompt."""
 
     token_ids: tuple[int, ...]
-    gaps: tuple[float, ...]
-    """Top-2 log-probability gap at each token, where asked for."""
+    top: tuple[TopLogprobs, ...]
+    """The best tokens at each position, where asked for."""
     speculation: dict[str, Any] | None
     """vLLM's own `speculative_decoding` metrics of the request."""
 
@@ -76,7 +77,7 @@ def complete(
     max_tokens: int | Sequence[int],
     temperatures: Sequence[float] | None = None,
     num_in_flight: int = 8,
-    with_gaps: bool = False,
+    with_logprobs: bool = False,
 ) -> list[Completion]:
     """Complete token-id prompts; request i carries the id `request-<i>`. End tokens do not end a completion."""
     temperatures = temperatures or [0.0] * len(prompts)
@@ -87,12 +88,12 @@ def complete(
             "model": MODEL, "prompt": list(prompts[index]), "max_tokens": lengths[index], "ignore_eos": True,
             "temperature": temperatures[index], "return_token_ids": True,
         }  # fmt: skip
-        if with_gaps:
+        if with_logprobs:
             # As ids: distinct tokens with the same text would fall together in one dictionary key.
-            body |= {"logprobs": 2, "return_tokens_as_token_ids": True}
+            body |= {"logprobs": NUM_TOP_LOGPROBS, "return_tokens_as_token_ids": True}
         response = client.post("/v1/completions", json=body, headers={"X-Request-Id": f"request-{index}"})
         response.raise_for_status()
-        return _parse(response.json(), with_gaps=with_gaps)
+        return _parse(response.json(), with_logprobs=with_logprobs)
 
     # One client for all: making one per request costs more time than a tiny target needs for an answer.
     limits = httpx.Limits(max_connections=num_in_flight)
@@ -112,15 +113,15 @@ def read_trace(path: Path) -> dict[int, list[dict[str, Any]]]:
     return rows
 
 
-def _parse(answer: dict[str, Any], *, with_gaps: bool) -> Completion:
+def _parse(answer: dict[str, Any], *, with_logprobs: bool) -> Completion:
     choice = answer["choices"][0]
-    gaps = []
-    if with_gaps:
+    told = []
+    if with_logprobs:
         for top in choice["logprobs"]["top_logprobs"]:
-            first, second = sorted(top.values(), reverse=True)[:2]
-            gaps.append(first - second)
+            ids = [(int(token.removeprefix("token_id:")), float(logprob)) for token, logprob in top.items()]
+            told.append(tuple(sorted(ids, key=lambda item: -item[1])))
     speculation = (answer.get("metrics") or {}).get("speculative_decoding")
-    return Completion(tuple(choice["token_ids"]), tuple(gaps), speculation)
+    return Completion(tuple(choice["token_ids"]), tuple(told), speculation)
 
 
 def _free_port() -> int:
