@@ -33,6 +33,7 @@ from components.registry.releases import (
 )
 from components.settings.signing import signing_key
 from components.stages.evidence import check_evidence
+from components.stages.gate import PLAIN_ANSWERS
 from components.stages.prompts import prompts_of
 from components.stages.same_weights import champion_to_beat
 from tasks.loop import Loop
@@ -152,7 +153,7 @@ def register_if_passed(
             gate=decision,
             report=report,
             run_id=mlflow_run_id,
-            extra_artifacts=shown,
+            extra_artifacts=(*shown, loop.run_dir / PLAIN_ANSWERS),
         )
     get_run_logger().info("registered %s version %d as challenger", release.model_name, release.version)
     return release

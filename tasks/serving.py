@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -15,9 +14,11 @@ from components.serving.production import ProductionEngine, put_into_production
 from components.serving.rollout import BaselineKind, run_canary
 from components.serving.splitter import Splitter
 from components.stages.engines import plain_engine, plain_key, released_engine, released_key
-from components.stages.prompts import load_prompts
+from components.stages.prompts import prompts_of
+from components.stages.watch_outputs import output_check
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.loop import Loop
+from tasks.registry import registry_of
 
 
 @task(name="canary", cache_policy=NO_CACHE, timeout_seconds=24 * 3600)
@@ -29,6 +30,7 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
     with loop.stage("engine start"):
         candidate.wait_ready()
     log = get_run_logger()
+    prompts = prompts_of(loop.recipe)  # the gate's: its figures are what the judge expects
 
     def on_step(step: CanaryStep) -> None:
         log.info(
@@ -49,11 +51,12 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
                 baseline=baseline,
                 baseline_kind=kind,
                 candidate_digest=release.checkpoint.digest,
-                prompts=_traffic(loop),
+                prompts=[{"messages": list(prompt.messages), **prompt.request_options} for prompt in prompts],
                 settings=loop.recipe.canary,
                 gate_acceptance_length=release.acceptance_length,
                 model=release.target.name,
                 schedule=release.speculative_schedule,
+                check_outputs=output_check(registry_of(loop), release, loop.recipe, prompts),
                 on_step=on_step,
                 progress=progress_reporter("canary"),
             )
@@ -79,13 +82,6 @@ def keep_serving(loop: Loop, release: Release, champion: Release | None, canary:
 def baseline_release(release: Release, champion: Release | None) -> Release | None:
     """The champion where it is bound to this target, else None: no draft, the last rung."""
     return champion if champion is not None and champion.target.fingerprint == release.target.fingerprint else None
-
-
-def _traffic(loop: Loop) -> list[dict[str, Any]]:
-    """The gate's prompts as requests, with their tools and template variables: its figure is what the judge expects."""
-    variants = loop.recipe.curation.template_variants
-    prompts = load_prompts(loop.recipe.evaluation, template_variants=variants)
-    return [{"messages": list(prompt.messages), **prompt.request_options} for prompt in prompts]
 
 
 def _keep_baseline(loop: Loop, release: Release, champion: Release | None) -> None:

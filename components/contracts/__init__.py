@@ -14,6 +14,7 @@ from components.contracts.acceptance import (
     TemperatureReport,
     TrainServedGap,
 )
+from components.contracts.answers import PlainAnswer, PlainAnswers
 from components.contracts.calibration import Calibration, PrefixThreshold, ReliabilityBin, ReliabilityFigures
 from components.contracts.change import ChangeAction, ChangeKind, TargetChange
 from components.contracts.checkpoint import CALIBRATION_FILE, FINGERPRINT_FILE, CheckpointRef, digest_checkpoint
@@ -60,6 +61,8 @@ __all__ = [
     "GroupAcceptance",
     "MachineProbe",
     "PacePlan",
+    "PlainAnswer",
+    "PlainAnswers",
     "PrefixThreshold",
     "Progress",
     "Promotion",

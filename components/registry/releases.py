@@ -218,6 +218,16 @@ def gate_decision_of(registry: Registry, release: Release) -> GateDecision:
     return decision
 
 
+def download_extra(registry: Registry, release: Release, name: str, destination: Path) -> Path:
+    """Download a further file of the release's evidence into the folder `destination`.
+
+    Raises:
+        RegistryError: the release has no such file.
+    """
+    folder = f"release-{release.gate_digest[:16]}/extra"
+    return registry.download_artifact(release.run_id, f"{folder}/{name}", destination=destination)
+
+
 def _evidence(registry: Registry, release: Release, kind: type[RecordT], name: str) -> RecordT:
     with tempfile.TemporaryDirectory() as folder:
         path = registry.download_artifact(

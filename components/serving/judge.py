@@ -6,13 +6,15 @@ Rules, in this order; the first that speaks decides.
    unhealthy, at once. A failure that no arm signed (the splitter answered) counts against the candidate: in doubt the
    newcomer is to blame. So does a request that the candidate failed and the splitter then gave to the baseline: the
    client saw an answer, the judge must not.
-2. too early: the step is shorter than `step_s`, or the candidate answered fewer than `min_requests` -> undecided.
-3. draft coverage, (steps + accepted) / generated tokens, is below `min_draft_coverage`, over at least
+2. outputs: greedy answers to the gate's prompts are not the target's own by the gate's rule on losslessness ->
+   unhealthy, at once.
+3. too early: the step is shorter than `step_s`, or the candidate answered fewer than `min_requests` -> undecided.
+4. draft coverage, (steps + accepted) / generated tokens, is below `min_draft_coverage`, over at least
    `min_requests_for_statistics` requests -> unhealthy: the drafter is not used, whatever acceptance says.
-4. acceptance length, (accepted + steps) / steps, is below `min_acceptance_share` of the gate's, over at least
+5. acceptance length, (accepted + steps) / steps, is below `min_acceptance_share` of the gate's, over at least
    `min_steps_for_acceptance` steps that drafted -> unhealthy. Where a schedule drafts nothing at the step's load, a
    handful of such steps remain (the last tokens of the last request), and their mean says nothing.
-5. latency: the candidate's p95 is above `max_latency_ratio` times the baseline's in the same step, both over at least
+6. latency: the candidate's p95 is above `max_latency_ratio` times the baseline's in the same step, both over at least
    `min_requests_for_statistics` requests -> unhealthy.
 
 What a rule had too little data for is named in the reason.
@@ -95,6 +97,7 @@ def judge_step(
     min_draft_coverage: float | None = None,
     num_redispatched: int = 0,
     candidate_status: str | None = None,
+    output_fault: str | None = None,
 ) -> tuple[bool | None, str]:
     """Judge a step by the rules of this module.
 
@@ -105,6 +108,7 @@ def judge_step(
         elapsed_s: since the step began.
         min_draft_coverage: 0 to 1; None switches rule 4 off (a schedule that stops drafting under load).
         num_redispatched: requests of this step that the candidate failed and the baseline answered.
+        output_fault: why the candidate's outputs are not the target's own; None: nothing says so.
         candidate_status: the splitter's word for a candidate that takes no traffic (DOWN); None when it is up.
 
     Returns:
@@ -118,6 +122,8 @@ def judge_step(
         first = candidate.first_error or "the splitter sent them to the baseline instead"
         limit = f"allowed {settings.max_error_share:.1%}"
         return False, f"{num_errors} of {num_requests} candidate requests failed, {limit}: {first}"
+    if output_fault is not None:
+        return False, output_fault
     if candidate.num_answered < settings.min_requests:
         return None, f"the candidate answered {candidate.num_answered} of {settings.min_requests} requests needed"
     if elapsed_s < settings.step_s:

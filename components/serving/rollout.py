@@ -24,6 +24,8 @@ BaselineKind = Literal["champion", "no_draft"]
 
 Schedule = Sequence[tuple[int, int, int]]
 
+CheckOutputs = Callable[[Sequence[RequestRecord]], str | None]
+
 
 def run_canary(
     *,
@@ -40,6 +42,7 @@ def run_canary(
     schedule: Schedule = (),
     temperature: float = 0.0,
     request_timeout_s: float = 120.0,
+    check_outputs: CheckOutputs | None = None,
     progress: Progress | None = None,
 ) -> CanaryReport:
     """Roll the candidate out over `settings.weights_percent`; promoted means it serves all traffic at the end.
@@ -59,6 +62,7 @@ def run_canary(
             the last step is replayed at the highest load that still drafts, so that acceptance always is.
         temperature: of the replayed requests.
         request_timeout_s: a request that takes longer is an error.
+        check_outputs: says of a step's records why the candidate's outputs are not the target's own; None: not checked.
         progress: called every few seconds.
 
     Raises:
@@ -78,6 +82,7 @@ def run_canary(
             settings=settings,
             gate_acceptance_length=gate_acceptance_length,
             min_draft_coverage=_coverage_limit(settings, schedule),
+            check_outputs=check_outputs,
             progress=progress,
         ).run(model, prompts, temperature=temperature, request_timeout_s=request_timeout_s)
 
@@ -144,6 +149,7 @@ class _Step:
         settings: CanarySettings,
         gate_acceptance_length: float | None,
         min_draft_coverage: float | None,
+        check_outputs: CheckOutputs | None,
         progress: Progress | None,
     ) -> None:
         self._splitter = splitter
@@ -152,6 +158,7 @@ class _Step:
         self._settings = settings
         self._gate_acceptance_length = gate_acceptance_length
         self._min_draft_coverage = min_draft_coverage
+        self._check_outputs = check_outputs
         self._progress = progress
         self._next_word_s = PROGRESS_EVERY_S
         self._num_redispatched_before = 0
@@ -214,6 +221,7 @@ class _Step:
             min_draft_coverage=self._min_draft_coverage,
             num_redispatched=slot.num_redispatched - self._num_redispatched_before,
             candidate_status=None if slot.is_up else slot.status,
+            output_fault=self._check_outputs(records) if self._check_outputs is not None else None,
         )
 
 

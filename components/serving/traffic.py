@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
@@ -36,6 +36,9 @@ class RequestRecord:
         num_tokens: generated tokens.
         num_steps: speculative target steps; 0 with no drafter.
         num_accepted: accepted draft tokens.
+        prompt: index of the prompt among those replayed.
+        token_ids: of the answer, an end token included.
+        was_cut: it ended at its length limit.
         error: what went wrong, short; None when ok.
     """
 
@@ -45,6 +48,9 @@ class RequestRecord:
     num_tokens: int = 0
     num_steps: int = 0
     num_accepted: int = 0
+    prompt: int = 0
+    token_ids: tuple[int, ...] = ()
+    was_cut: bool = False
     error: str | None = None
 
 
@@ -85,8 +91,8 @@ def replay(
         raise RolloutError("there are no prompts to replay")
     if duration_s is None and num_requests is None and watch is None:
         raise RolloutError("a replay needs a bound: duration_s, num_requests or watch")
-    body = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
-    bodies = cycle({**body, **_asked(prompt)} for prompt in prompts)
+    body = {"model": model, "max_tokens": max_tokens, "temperature": temperature, "return_token_ids": True}
+    bodies = cycle(enumerate([{**body, **_asked(prompt)} for prompt in prompts]))
     replayer = _Replayer(url, bodies, duration_s=duration_s, num_requests=num_requests, watch=watch)
     return asyncio.run(replayer.run(requests_in_flight, request_timeout_s=request_timeout_s))
 
@@ -101,7 +107,7 @@ class _Replayer:
     def __init__(
         self,
         url: str,
-        bodies: Iterator[dict[str, Any]],
+        bodies: Iterator[tuple[int, dict[str, Any]]],
         *,
         duration_s: float | None,
         num_requests: int | None,
@@ -133,7 +139,8 @@ class _Replayer:
 
     async def _send_all(self, client: httpx.AsyncClient) -> None:
         while self._may_send():
-            record = await self._send(client, next(self._bodies))
+            prompt, body = next(self._bodies)
+            record = replace(await self._send(client, body), prompt=prompt)
             self._records.append(record)
             self._look()
             if not record.ok and not self._is_over:
@@ -180,6 +187,7 @@ def read_response(response: httpx.Response, *, latency_s: float) -> RequestRecor
         return RequestRecord(arm=arm, ok=False, latency_s=latency_s, error=f"HTTP {response.status_code}: {words}")
     try:
         answer = response.json()
+        choice = answer["choices"][0]
         metrics = (answer.get("metrics") or {}).get("speculative_decoding") or {}
         return RequestRecord(
             arm=arm,
@@ -188,6 +196,8 @@ def read_response(response: httpx.Response, *, latency_s: float) -> RequestRecor
             num_tokens=int(answer["usage"]["completion_tokens"]),
             num_steps=int(metrics.get("num_spec_steps") or 0),
             num_accepted=int(metrics.get("num_accepted_draft_tokens") or 0),
+            token_ids=tuple(choice.get("token_ids") or ()),
+            was_cut=choice.get("finish_reason") == "length",
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         return RequestRecord(arm=arm, ok=False, latency_s=latency_s, error=f"not a completion: {error!r}")

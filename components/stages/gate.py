@@ -11,6 +11,8 @@ from components.contracts import (
     ArmEndpoint,
     CheckpointRef,
     GateDecision,
+    PlainAnswer,
+    PlainAnswers,
     SampledOutputs,
     SpeedPoint,
     TargetRef,
@@ -52,6 +54,8 @@ from components.stages.measuring import (
 )
 
 UNTRAINED = "untrained"
+PLAIN_ANSWERS = "plain_answers.json"
+"""File beside the report, and in the release: what no draft answered to the gate's prompts."""
 
 Arms = Mapping[str, ArmEndpoint]
 
@@ -105,6 +109,7 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
         train_served_gap=gap,
         peak_memory_bytes=peak_memory(list(arms.values()), run.engines),
     )
+    _keep_answers(outputs.measured[NO_DRAFT]).write(run.out_dir / PLAIN_ANSWERS)
     report.write(run.out_dir / "acceptance_report.json")
     return report
 
@@ -166,6 +171,15 @@ def _outputs(run: GateRun, arms: Arms, step: Step) -> Outputs:
             measured[arm] = step(f"measure {arm}", partial(run.measure, endpoint))
     itself |= {load: step("measure no_draft once more", partial(_again, run, plain, load)) for load in loads[:1]}
     return Outputs(measured, itself)
+
+
+def _keep_answers(plain: Measured) -> PlainAnswers:
+    """No draft's answers, by which a rollout tells whether outputs are still the target's."""
+    return PlainAnswers(
+        answers={
+            name: PlainAnswer(token_ids=answer.token_ids, top=answer.top) for name, answer in plain.answers.items()
+        }
+    )
 
 
 def _again(run: GateRun, plain: ArmEndpoint, num_in_flight: int) -> Measured:

@@ -17,6 +17,7 @@ from components.serving.traffic import RequestRecord, read_response, replay
 
 PROMPTS = [[{"role": "user", "content": word}] for word in ("one", "two", "three")]
 ANSWER = {
+    "choices": [{"token_ids": [5, 6], "finish_reason": "length"}],
     "usage": {"completion_tokens": 9},
     "metrics": {"speculative_decoding": {"num_spec_steps": 4, "num_accepted_draft_tokens": 4}},
 }
@@ -60,14 +61,18 @@ def url_of(server: ThreadingHTTPServer) -> str:
 def test_a_number_of_requests_in_order_with_their_figures(server: ThreadingHTTPServer) -> None:
     records = replay(url_of(server), "m", PROMPTS, requests_in_flight=1, max_tokens=9, num_requests=5)
     assert [body["messages"][0]["content"] for body in Handler.bodies] == ["one", "two", "three", "one", "two"]
-    assert Handler.bodies[0] | {"messages": []} == {"model": "m", "max_tokens": 9, "temperature": 0.0, "messages": []}
+    assert Handler.bodies[0] | {"messages": []} == {
+        "model": "m", "max_tokens": 9, "temperature": 0.0, "return_token_ids": True, "messages": [],
+    }  # fmt: skip
+    assert [record.prompt for record in records] == [0, 1, 2, 0, 1]
+    assert {(record.token_ids, record.was_cut) for record in records} == {((5, 6), True)}
     assert {(r.arm, r.ok, r.num_tokens, r.num_steps, r.num_accepted) for r in records} == {("candidate", True, 9, 4, 4)}
 
 
 def test_a_request_may_carry_more_than_messages(server: ThreadingHTTPServer) -> None:
     asked = {"messages": PROMPTS[0], "chat_template_kwargs": {"enable_thinking": False}}
     replay(url_of(server), "m", [asked], requests_in_flight=1, max_tokens=9, num_requests=1)
-    assert Handler.bodies == [{"model": "m", "max_tokens": 9, "temperature": 0.0, **asked}]
+    assert Handler.bodies == [{"model": "m", "max_tokens": 9, "temperature": 0.0, "return_token_ids": True, **asked}]
 
 
 def test_more_senders_than_requests(server: ThreadingHTTPServer) -> None:
@@ -132,5 +137,8 @@ def test_what_is_not_a_completion(payload: bytes) -> None:
 
 
 def test_engine_without_drafter_has_no_steps() -> None:
-    record = read_response(httpx.Response(200, json={"usage": {"completion_tokens": 3}, "metrics": None}), latency_s=1)
+    record = read_response(
+        httpx.Response(200, json={"choices": [{"token_ids": [7, 8, 9]}], "usage": {"completion_tokens": 3}}),
+        latency_s=1,
+    )
     assert record.ok and (record.num_tokens, record.num_steps) == (3, 0)
