@@ -42,7 +42,7 @@ def make_prompts(target: Path) -> list[list[int]]:
 def test_greedy_output_is_the_same_with_and_without_the_drafter(real_target: Path, tmp_path: Path) -> None:
     recipe, prompts = load_recipe("demo"), make_prompts(real_target)
     assert len(prompts) == 50
-    with serve(real_target, log=tmp_path / "plain.log", dtype=DTYPE) as url:
+    with serve(real_target, log=tmp_path / "plain.log", dtype=DTYPE, num_cores=None) as url:
         plain = complete(url, prompts, max_tokens=MAX_TOKENS, num_in_flight=16, with_gaps=True)
     checkpoint = write_dspark(
         tmp_path / "dspark",
@@ -55,7 +55,8 @@ def test_greedy_output_is_the_same_with_and_without_the_drafter(real_target: Pat
     )
     num_drafts = recipe.drafter.block_size - 1
     speculative = {"method": "dflash", "model": str(checkpoint), "num_speculative_tokens": num_drafts}
-    with serve(real_target, log=tmp_path / "drafted.log", dtype=DTYPE, speculative=speculative) as url:
+    log = tmp_path / "drafted.log"
+    with serve(real_target, log=log, dtype=DTYPE, speculative=speculative, num_cores=None) as url:
         drafted = complete(url, prompts, max_tokens=MAX_TOKENS, num_in_flight=16)
     num_ties = 0
     for index, (ours, theirs) in enumerate(zip(drafted, plain, strict=True)):
