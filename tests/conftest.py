@@ -10,6 +10,7 @@ from types import FrameType
 
 import hypothesis
 import pytest
+import torch
 from running_services import Services, running_services
 from tiny_target import make_tiny_target
 
@@ -32,6 +33,12 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Matrices as small as a test's are many times slower on two threads that share their cores with others."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -1,30 +1,25 @@
-"""A vLLM CPU engine as a plain subprocess, and completions of token ids, for the tests that compare served drafting."""
+"""A vLLM CPU engine, and completions of token ids, for the tests that compare served drafting."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
 from components.evaluation.greedy_answers import NUM_TOP_LOGPROBS, TopLogprobs
-from components.serving import guard
+from components.serving.command import EngineSpec
+from components.serving.engine import Engine, free_port
+from components.settings import EngineSettings
 
 # Safety nets: a slow machine takes minutes.
 STARTUP_TIMEOUT_S = 900.0
 REQUEST_TIMEOUT_S = 900.0
-STOP_GRACE_S = 10.0
 MODEL = "target"
 
 
@@ -41,33 +36,32 @@ class Completion:
 
 @contextmanager
 def serve(
-    target: Path, *, log: Path, dtype: str, speculative: dict[str, Any] | None = None, trace: Path | None = None
+    target: Path,
+    *,
+    log: Path,
+    dtype: Literal["float32", "bfloat16"],
+    speculative: dict[str, Any] | None = None,
+    trace: Path | None = None,
+    num_cores: int | None = 1,
 ) -> Iterator[str]:
-    """Serve `target` on a free port; yields the base URL and ends the engine on exit."""
-    port = _free_port()
-    # Few tokens per engine step, so that prompts are prefilled in chunks beside requests that draft.
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server",
-        "--model", str(target), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port),
-        "--dtype", dtype, "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "32",
-        "--max-num-batched-tokens", "256",
-    ]  # fmt: skip
+    """Serve `target` on a free port; yields the base URL and ends the engine on exit.
+
+    Matrices as small as a tiny target's are many times slower on two cores than on one: None takes all, for real ones.
+    """
+    arguments: tuple[str, ...] = ()
     if speculative:
-        command += ["--speculative-config", json.dumps(speculative), "--per-request-spec-decode-metrics", "summary"]
-    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
-    if trace:
-        environment["DSPARK_CPU_TRACE"] = str(trace)
-    # Ends the engine with this process, even if that is killed.
-    owner_file = log.with_suffix(".owner")
-    guard.write_owner(owner_file, os.getpid())
-    command = [sys.executable, "-I", str(guard.__file__), str(owner_file), str(STOP_GRACE_S), *command]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
-        try:
-            _wait_until_ready(process, f"http://127.0.0.1:{port}", log)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            _end(process)
+        arguments = ("--speculative-config", json.dumps(speculative), "--per-request-spec-decode-metrics", "summary")
+    spec = EngineSpec(
+        name="served", model_path=str(target), served_model_name=MODEL, port=free_port(), device="cpu",
+        # Few tokens per engine step, so that prompts are prefilled in chunks beside requests that draft.
+        settings=EngineSettings(
+            device="cpu", dtype=dtype, max_model_len=512, max_num_seqs=32, max_num_batched_tokens=256, kv_cache_gib=1,
+            startup_timeout_s=STARTUP_TIMEOUT_S,
+        ),
+        extra_args=arguments, extra_env={"DSPARK_CPU_TRACE": str(trace)} if trace else {}, num_cores=num_cores,
+    )  # fmt: skip
+    with Engine.start(spec, log_path=log, fingerprint=None) as engine:
+        yield engine.wait_ready().url
 
 
 def complete(
@@ -122,35 +116,3 @@ def _parse(answer: dict[str, Any], *, with_logprobs: bool) -> Completion:
             told.append(tuple(sorted(ids, key=lambda item: -item[1])))
     speculation = (answer.get("metrics") or {}).get("speculative_decoding")
     return Completion(tuple(choice["token_ids"]), tuple(told), speculation)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + STARTUP_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(
-                f"the engine ended with {process.returncode}:\n" + "\n".join(log.read_text().splitlines()[-60:])
-            )
-        try:
-            if httpx.get(f"{url}/health", timeout=10).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    raise RuntimeError(f"no engine within {STARTUP_TIMEOUT_S} s:\n" + "\n".join(log.read_text().splitlines()[-60:]))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    members = guard.session_members(process.pid)
-    process.terminate()  # the guard ends the rest
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(10 * STOP_GRACE_S)
-    if process.poll() is None:
-        guard.kill_all([process.pid, *members], signal.SIGKILL)
-        process.wait()

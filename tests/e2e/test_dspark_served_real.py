@@ -51,7 +51,7 @@ def plain(real_target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     """The plain engine's answers, and how they compare with its own: as loaded, and as full as it runs."""
     prompts = make_prompts(real_target)
     assert len(prompts) == 50
-    with serve(real_target, log=tmp_path_factory.mktemp("plain") / "plain.log", dtype=DTYPE) as url:
+    with serve(real_target, log=tmp_path_factory.mktemp("plain") / "plain.log", dtype=DTYPE, num_cores=None) as url:
         first, again, crowded = (
             complete(url, prompts, max_tokens=MAX_TOKENS, num_in_flight=load, with_logprobs=True)
             for load in (NUM_IN_FLIGHT, NUM_IN_FLIGHT, MAX_NUM_SEQS)
@@ -81,7 +81,7 @@ def drafter(real_target: Path, plain: Any, tmp_path_factory: pytest.TempPathFact
 def drafted(real_target: Path, drafter: Path, log: Path, **more: Any) -> list[Completion]:
     num_drafts = load_recipe("demo").drafter.block_size - 1
     speculative = {"method": "dflash", "model": str(drafter), "num_speculative_tokens": num_drafts, **more}
-    with serve(real_target, log=log, dtype=DTYPE, speculative=speculative) as url:
+    with serve(real_target, log=log, dtype=DTYPE, speculative=speculative, num_cores=None) as url:
         return complete(url, make_prompts(real_target), max_tokens=MAX_TOKENS, num_in_flight=NUM_IN_FLIGHT)
 
 

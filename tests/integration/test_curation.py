@@ -67,6 +67,7 @@ def engine_url(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         settings=ENGINE,
         port=free_port(),
         device="cpu",
+        num_cores=1,
     )
     log = tmp_path_factory.mktemp("engine") / "engine.log"
     with Engine.start(spec, log_path=log, fingerprint=None).wait_ready() as engine:

@@ -47,15 +47,6 @@ class Served:
     trace: Path
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are many times slower on two threads that share their cores with others."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tiny_target: Path, undrafted: list[Completion], tmp_path_factory: pytest.TempPathFactory) -> Path:
     learn_from = [completion.token_ids for completion in undrafted]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,6 @@ NUM_PASSES = 30
 # Two layers: the second reads rows and steps that the first has computed, which one layer alone would not show.
 DRAFTER = DrafterSettings(algorithm="eagle3", num_layers=2, block_size=K + 1, draft_vocab_size=448)
 TRAINING = TrainingSettings(mixed_precision="no", learning_rate=3e-3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are many times slower on two threads that share their cores with others."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

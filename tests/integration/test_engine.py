@@ -55,6 +55,7 @@ def make_spec(model: Path, *, settings: EngineSettings = SETTINGS, port: int | N
         settings=settings,
         port=port or free_port(),
         device="cpu",
+        num_cores=1,
     )
 
 

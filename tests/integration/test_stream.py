@@ -72,7 +72,7 @@ def extraction_spec(master: Master, target: Path, settings: StreamSettings) -> E
     )  # fmt: skip
     return EngineSpec(
         name="extraction", model_path=str(target), served_model_name="t", settings=ENGINE, port=free_port(),
-        device="cpu", extra_args=tuple(args), extra_env=environment,
+        device="cpu", extra_args=tuple(args), extra_env=environment, num_cores=1,
     )  # fmt: skip
 
 

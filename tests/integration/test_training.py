@@ -64,7 +64,7 @@ def engine(master: Master, tiny_target: Path, tmp_path_factory: pytest.TempPathF
     )  # fmt: skip
     spec = EngineSpec(
         name="extraction", model_path=str(tiny_target), served_model_name="t", settings=ENGINE, port=free_port(),
-        device="cpu", extra_args=tuple(args), extra_env=environment,
+        device="cpu", extra_args=tuple(args), extra_env=environment, num_cores=1,
     )  # fmt: skip
     log_path = tmp_path_factory.mktemp("engine") / "engine.log"
     with Engine.start(spec, log_path=log_path, fingerprint=None) as engine:
