@@ -9,13 +9,8 @@ import numpy as np
 
 from components.contracts import Verdict
 from components.evaluation.bootstrap import bootstrap_ratio, bootstrap_relative_difference
-from components.evaluation.statistics import (
-    Estimate,
-    estimate_ratio,
-    estimate_relative_difference,
-    non_inferiority_verdicts,
-    threshold_verdict,
-)
+from components.evaluation.estimate import Estimate, threshold_verdict
+from components.evaluation.statistics import estimate_ratio, estimate_relative_difference, non_inferiority_verdicts
 from components.settings import GateSettings, load_recipe
 from tests.benchmarks.gate_engines import engine_figures
 from tests.benchmarks.loop_figures import at_least, at_most
@@ -29,6 +24,7 @@ from tests.benchmarks.simulated_gates import (
     true_difference,
     true_length,
 )
+from tests.benchmarks.simulated_looks import look_figures, speed_figures
 
 NUM_GATES = 5_000
 """2,000 leave a standard error of 0.5 points in a coverage; these 0.3."""
@@ -47,6 +43,8 @@ def run() -> list[Figure]:
         *(figure for kind in KINDS for figure in coverage(kind, sizes)),
         *(figure for kind in KINDS for figure in claims(kind, sizes)),
         *powers(sizes),
+        *look_figures(sum(sizes.values())),
+        *speed_figures(),
         *engine_figures(),
     ]
 
