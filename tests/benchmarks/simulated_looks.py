@@ -33,8 +33,8 @@ Estimator = Callable[[Array], Estimate | None]
 def look_figures(first: int) -> list[Figure]:
     """False passes of a drafter exactly at the threshold, over up to ten looks from `first` prompts on, in per cent.
 
-    Each look adds as many prompts again, or, on one kind of prompts, as many as were asked for (500 at most). Only a pass ends the looking, so
-    that the rate is the worst a person can come to who looks until it passes.
+    Each look adds as many prompts again, or, on one kind of prompts, as many as were asked for (500 at most). Only a
+    pass ends the looking, so that the rate is the worst a person can come to who looks until it passes.
     """
     figures = []
     for kind in KINDS:
