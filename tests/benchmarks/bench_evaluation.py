@@ -9,13 +9,9 @@ import numpy as np
 
 from components.contracts import Verdict
 from components.evaluation.bootstrap import bootstrap_ratio, bootstrap_relative_difference
-from components.evaluation.statistics import (
-    Estimate,
-    estimate_ratio,
-    estimate_relative_difference,
-    non_inferiority_verdicts,
-    threshold_verdict,
-)
+from components.evaluation.estimate import Estimate, threshold_verdict
+from components.evaluation.looks import at_look
+from components.evaluation.statistics import estimate_ratio, estimate_relative_difference, non_inferiority_verdicts
 from components.settings import GateSettings, load_recipe
 from tests.benchmarks.gate_engines import engine_figures
 from tests.benchmarks.loop_figures import at_least, at_most
@@ -29,6 +25,7 @@ from tests.benchmarks.simulated_gates import (
     true_difference,
     true_length,
 )
+from tests.benchmarks.simulated_looks import look_figures, speed_figures
 
 NUM_GATES = 5_000
 """2,000 leave a standard error of 0.5 points in a coverage; these 0.3."""
@@ -47,6 +44,8 @@ def run() -> list[Figure]:
         *(figure for kind in KINDS for figure in coverage(kind, sizes)),
         *(figure for kind in KINDS for figure in claims(kind, sizes)),
         *powers(sizes),
+        *look_figures(sum(sizes.values())),
+        *speed_figures(),
         *engine_figures(),
     ]
 
@@ -158,7 +157,8 @@ def _claims_of_equal(worlds: list[World], sizes: list[int], settings: GateSettin
 def powers(sizes: dict[str, int]) -> list[Figure]:
     """Chance that a true +5 % is claimed superior, with the demo's prompts doubled; else the count that reaches 0.9.
 
-    The drafters differ as demo drafters of unlike training do (noise 0.4), the worst case of those measured.
+    The drafters differ as demo drafters of unlike training do (noise 0.4), the worst case of those measured. Beside the
+    whole level, what one look has: the first one's, and that of two, the second after as many prompts again.
     """
     settings, figures = GateSettings(), []
     for kind in KINDS:
@@ -172,7 +172,32 @@ def powers(sizes: dict[str, int]) -> list[Figure]:
                 factor += 0.5
             count = sum(round(factor * size) for size in sizes.values())
             figures.append(_told(f"prompts_for_power_0.9_{kind}", count, "prompts"))
+        first, second = _power_of_looks(worlds, doubled, settings)
+        figures.append(_told(f"power_first_look_{kind}_{sum(doubled)}_prompts", first, "of_gates"))
+        figures.append(at_least(f"power_two_looks_{kind}_{2 * sum(doubled)}_prompts", second, 0.9, "of_gates"))
     return figures
+
+
+def _power_of_looks(worlds: list[World], sizes: list[int], settings: GateSettings) -> tuple[float, float]:
+    """Share of gates that claim superiority at their first look, and at their first or second."""
+    strata = [str(index) for index, size in enumerate(sizes) for _ in range(size)]
+    generator = _generator(worlds[0].kind, "looks", sum(sizes))
+    halves = [
+        _joined([simulate(w, (NUM_GATES, n), generator) for w, n in zip(worlds, sizes, strict=True)]) for _ in range(2)
+    ]
+    won = [0, 0]
+    for gate in range(NUM_GATES):
+        arms = [[array[gate] for array in half] for half in halves]
+        both = [np.concatenate(pair) for pair in zip(*arms, strict=True)]
+        verdicts = [
+            threshold_verdict(
+                estimate_relative_difference(*seen, strata=strata * look), 0.0, alpha=at_look(settings, look).alpha
+            )
+            for look, seen in ((1, arms[0]), (2, both))
+        ]
+        won[0] += verdicts[0] is Verdict.PASS
+        won[1] += Verdict.PASS in verdicts
+    return won[0] / NUM_GATES, won[1] / NUM_GATES
 
 
 def _power(worlds: list[World], sizes: list[int], settings: GateSettings) -> float:

@@ -137,7 +137,7 @@ async def _streamed(client: httpx.AsyncClient, payload: dict[str, Any]) -> int:
 
 def _same_verdict(target: TargetRef, arms: dict[str, ArmEndpoint], prompts: Sequence[Prompt], recipe: Recipe) -> Figure:
     """How many of ten gates over the same drafter say what most of them say, by every rule that they measure for."""
-    settings = recipe.gate.model_copy(update={"max_train_served_gap": None})
+    settings = recipe.gate.model_copy(update={"max_train_served_gap": None, "min_speedup": None})
     verdicts = []
     for _ in range(NUM_GATES):
         measured = {arm: measure_acceptance(one, prompts, settings=recipe.evaluation) for arm, one in arms.items()}
