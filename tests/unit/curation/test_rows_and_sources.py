@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from components.contracts import is_held_out
 from components.curation.packages import MAX_TRAINING_SEED, package_rows
 from components.curation.quarantine import BadRowError, Quarantine
-from components.curation.rows import read_row
+from components.curation.rows import read_context, read_row
 from components.curation.sources import Mixture, load_conversations
 from components.curation.text import batches
 from components.errors import CurationError
@@ -106,6 +106,28 @@ SHAREGPT_CALL = {
     ],
     "tools": json.dumps([TOOLS[0]["function"]]),
 }
+
+
+def test_a_context_keeps_earlier_answers_and_ends_before_the_last() -> None:
+    messages, tools = read_context(OPENAI_CALL, column="messages")
+    # The call at the end goes, as an answer would.
+    assert [message.role for message in messages] == ["user", "assistant", "tool", "assistant", "user"]
+    assert messages[3].content == "No, it is sunny." and json.loads(tools) == TOOLS
+    messages, _ = read_context(SHAREGPT_CALL, column="messages")
+    assert [message.role for message in messages] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": [{"role": "assistant", "content": "Hi"}]}, "no user turn"),
+        ({"messages": [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Yo"}]}, "assistant first"),
+        ({"messages": [*OPENAI_CALL["messages"][:2], {"role": "user", "content": "Well?"}]}, "call without a result"),
+    ],
+)
+def test_contexts_that_cannot_be_say_why(row: object, reason: str) -> None:
+    with pytest.raises(BadRowError, match=reason):
+        read_context(row, column="messages")
 
 
 def test_tool_calls_and_results_stay_before_the_answer_they_lead_to() -> None:
