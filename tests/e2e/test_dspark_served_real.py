@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from components.contracts import SelfComparison, Verdict
 from components.evaluation.greedy_answers import GreedyAnswer, compare_with_itself, divergences
 from components.evaluation.losslessness import JudgedOutputs, judge_outputs
+from components.serving import command
 from components.settings import GateSettings, load_recipe, native_dtype
 
 pytestmark = pytest.mark.e2e
@@ -111,15 +112,10 @@ def test_greedy_output_is_the_same_with_and_without_the_drafter(
 
 @pytest.mark.long
 def test_an_engine_that_keeps_one_wrong_draft_in_fifty_fails(
-    real_target: Path, plain: Any, drafter: Path, tmp_path: Path
+    real_target: Path, plain: Any, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's own synthetic rejection sampling keeps a draft by chance, right or wrong."""
-    rates = [0.02, 0.0004, 0.0, 0.0]
-    ours = drafted(
-        real_target,
-        drafter,
-        tmp_path / "wrong.log",
-        rejection_sample_method="synthetic",
-        synthetic_acceptance_rates=rates,
-    )
+    """vLLM's own synthetic rejection sampling keeps a draft by chance, right or wrong; engines here refuse it."""
+    monkeypatch.setattr(command, "_refuse_lossy", lambda _arguments: None)
+    lossy = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.02, 0.0004, 0.0, 0.0]}
+    ours = drafted(real_target, drafter, tmp_path / "wrong.log", **lossy)
     assert judged(ours, plain).verdict is Verdict.FAIL
