@@ -26,6 +26,7 @@ from tests.benchmarks.simulated_gates import (
     true_length,
 )
 from tests.benchmarks.simulated_looks import look_figures, speed_figures
+from tests.benchmarks.simulated_outputs import output_figures
 
 NUM_GATES = 5_000
 """2,000 leave a standard error of 0.5 points in a coverage; these 0.3."""
@@ -44,6 +45,7 @@ def run() -> list[Figure]:
         *(figure for kind in KINDS for figure in coverage(kind, sizes)),
         *(figure for kind in KINDS for figure in claims(kind, sizes)),
         *powers(sizes),
+        *output_figures(sum(sizes.values())),
         *look_figures(sum(sizes.values())),
         *speed_figures(),
         *engine_figures(),

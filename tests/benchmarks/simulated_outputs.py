@@ -14,6 +14,9 @@ import numpy as np
 from components.contracts import Divergence, SelfComparison, Verdict
 from components.evaluation.greedy_answers import NEAR_GAP_NATS
 from components.evaluation.losslessness import judge_outputs
+from components.settings import GateSettings
+from tests.benchmarks.loop_figures import at_least, at_most
+from tests.benchmarks.run import Figure
 
 NUM_TOKENS = 64
 GAPS_PER_NAT = 0.08
@@ -45,6 +48,25 @@ class Machine:
         if self.tails == "laplace":
             return generator.laplace(0.0, self.noise_nats / np.sqrt(2), shape)
         return generator.normal(0.0, self.noise_nats, shape)
+
+
+NUM_GATES, NUM_WRONG_GATES = 4_000, 1_000
+
+
+def output_figures(num_prompts: int) -> list[Figure]:
+    """How often a right engine fails, and one that keeps 1 wrong draft in 50, on machines that agree with themselves on
+    all, three quarters and not half of their outputs."""
+    alpha, figures = GateSettings().losslessness_alpha, []
+    for tails in ("normal", "laplace"):
+        for agreement in (1.0, 0.75, 0.45):
+            machine, name = Machine(agreement, tails), f"{tails}_{agreement:g}_agreement"
+            right = failed_share(machine, num_gates=NUM_GATES, num_prompts=num_prompts, alpha=alpha, seed=1)
+            wrong = failed_share(
+                machine, num_gates=NUM_WRONG_GATES, num_prompts=num_prompts, alpha=alpha, wrong_rate=1 / 50, seed=2
+            )
+            figures.append(at_most(f"lossless_fails_{name}", 100 * right, 0.5, "%"))
+            figures.append(at_least(f"one_wrong_in_50_fails_{name}", 100 * wrong, 99, "%"))
+    return figures
 
 
 def failed_share(

@@ -70,6 +70,13 @@ def test_parameters_are_merged_over_the_deployment_s(api: PrefectApi, server: Se
     assert server.created["parameters"] == {"recipe": "demo", "budget": "full"}
 
 
+def test_a_run_can_be_named_so_that_its_report_is_found(api: PrefectApi, server: Server) -> None:
+    api.create_run("drafter-lifecycle/demo", parameters={}, name="demo-01")
+    assert server.created is not None and server.created["name"] == "demo-01"
+    api.create_run("drafter-lifecycle/demo", parameters={})
+    assert "name" not in server.created
+
+
 def test_an_unknown_parameter_or_deployment_is_refused(api: PrefectApi, server: Server) -> None:
     with pytest.raises(ConfigError, match="no such parameter; got buget; expected recipe, budget"):
         api.create_run("drafter-lifecycle/demo", parameters={"buget": "full"})

@@ -15,7 +15,7 @@ from components.drafter.build import trainable_state
 from components.drafter.start import read_lm_head
 from components.errors import TrainingError
 from components.settings import TrainingSettings
-from components.training.job import ValidationPoint
+from components.training.job import TrainingResult, ValidationPoint
 from components.training.loop import Loop, TrainingStoppedError
 from components.training.packing import Pack
 from components.training.state import StateFolder
@@ -101,6 +101,32 @@ def test_steps_and_time_end_a_run(
     no_time = SETTINGS.model_copy(update={"max_trainer_s": 1e-6})
     loop = make_loop(make_drafter(), packs, tmp_path / "time", tiny_target, no_time)
     assert loop.run(iter(packs)) == "time" and loop.progress.step == 0
+    assert loop.num_planned_steps is None  # nothing to go by
+
+
+def test_what_all_data_would_have_taken_is_told_from_what_a_part_took(
+    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
+) -> None:
+    loop = make_loop(make_drafter(), packs, tmp_path, tiny_target, SETTINGS)
+    assert loop.run(iter(packs)) == "data"
+    num_steps, num_samples = loop.progress.step, loop.progress.num_consumed
+    loop.progress.step, loop.progress.num_consumed = num_steps // 2, num_samples // 2
+    loop._num_samples = num_samples
+    assert loop.num_planned_steps == pytest.approx(num_steps, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "planned", "said"),
+    [
+        ("time", 400, "cut short at step 120 of about 400 by training.max_trainer_s"),
+        ("data", None, "ended with its data at step 120"),
+        ("steps", None, "ended by training.num_steps at step 120"),
+        ("acceptance", None, "ended because acceptance no longer grew at step 120"),
+    ],
+)
+def test_a_result_says_where_training_ended_and_by_what(stopped_by: str, planned: int | None, said: str) -> None:
+    result = TrainingResult.model_construct(stopped_by=stopped_by, num_steps=120, num_planned_steps=planned)
+    assert result.ended == said
 
 
 @pytest.mark.parametrize(
