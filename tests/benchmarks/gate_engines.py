@@ -24,6 +24,7 @@ from components.contracts import ArmEndpoint, CheckpointRef, TargetRef
 from components.drafter.build import build_drafter
 from components.drafter.checkpoint import export_checkpoint, load_checkpoint_ref
 from components.evaluation.acceptance import expected_counters, measure_acceptance
+from components.evaluation.asked import expected_loads
 from components.evaluation.decide import decide
 from components.evaluation.measure import build_report
 from components.evaluation.prompts import Prompt, load_prompts
@@ -140,11 +141,21 @@ def _same_verdict(target: TargetRef, arms: dict[str, ArmEndpoint], prompts: Sequ
     settings = recipe.gate.model_copy(update={"max_train_served_gap": None, "min_speedup": None})
     verdicts = []
     for _ in range(NUM_GATES):
-        measured = {arm: measure_acceptance(one, prompts, settings=recipe.evaluation) for arm, one in arms.items()}
-        report = build_report(target, measured=measured, speed={}, prompts=prompts, settings=recipe.evaluation)
+        measured = {
+            arm: measure_acceptance(one, prompts, settings=recipe.evaluation, with_logprobs=arm == "no_draft")
+            for arm, one in arms.items()
+        }
+        loads = expected_loads(recipe, num_draft_tokens=arms["candidate"].num_draft_tokens)
+        itself = {load: _again(arms["no_draft"], prompts, recipe, load) for load in loads}
+        report = build_report(target, measured=measured, speed={}, prompts=prompts, recipe=recipe, itself=itself)
         verdicts.append(decide(report, settings=settings).verdict)
     verdict, count = Counter(verdicts).most_common(1)[0]
     return at_least(f"same_verdict_{verdict}", count, NUM_GATES, f"of_{NUM_GATES}_gates")
+
+
+def _again(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe, load: int) -> Measured:
+    settings = recipe.evaluation.model_copy(update={"acceptance_concurrency": load})
+    return measure_acceptance(plain, prompts, settings=settings, with_logprobs=True)
 
 
 @contextmanager
