@@ -23,7 +23,7 @@ import httpx
 from components.contracts import ArmEndpoint, CheckpointRef, TargetRef
 from components.drafter.build import build_drafter
 from components.drafter.checkpoint import export_checkpoint, load_checkpoint_ref
-from components.evaluation.acceptance import expected_counters, measure_acceptance
+from components.evaluation.acceptance import Measured, expected_counters, measure_acceptance
 from components.evaluation.asked import expected_loads
 from components.evaluation.decide import decide
 from components.evaluation.measure import build_report
