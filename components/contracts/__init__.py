@@ -11,12 +11,20 @@ from components.contracts.acceptance import (
     AcceptanceReport,
     ArmReport,
     DraftLengthReport,
+    RivalReport,
     TemperatureReport,
     TrainServedGap,
 )
 from components.contracts.calibration import Calibration, PrefixThreshold, ReliabilityBin, ReliabilityFigures
 from components.contracts.change import ChangeAction, ChangeKind, TargetChange
 from components.contracts.checkpoint import CALIBRATION_FILE, FINGERPRINT_FILE, CheckpointRef, digest_checkpoint
+from components.contracts.compatibility import (
+    FEATURES,
+    CompatibilityRow,
+    CompatibilityTable,
+    RequestFeature,
+    Served,
+)
 from components.contracts.dataset import DatasetRef, is_held_out
 from components.contracts.digests import digest_file, digest_json
 from components.contracts.endpoints import ArmEndpoint, StoreEndpoint
@@ -26,6 +34,7 @@ from components.contracts.measurement import PromptMeasurement, ServedAnswer, Sp
 from components.contracts.progress import Progress, StageTiming, now_utc
 from components.contracts.record import Record, Reference
 from components.contracts.release import Promotion, Release
+from components.contracts.rivals import Rival, RivalComparison, RivalMethod, Standing
 from components.contracts.rollout import CanaryReport, CanaryStep
 from components.contracts.stream import StreamReport
 from components.contracts.target import TargetFingerprint, TargetRef
@@ -73,4 +82,14 @@ __all__ = [
     "is_held_out",
     "now_utc",
     "write_atomic",
+    "FEATURES",
+    "CompatibilityRow",
+    "CompatibilityTable",
+    "RequestFeature",
+    "Rival",
+    "RivalComparison",
+    "RivalMethod",
+    "RivalReport",
+    "Served",
+    "Standing",
 ]

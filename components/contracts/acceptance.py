@@ -8,6 +8,7 @@ from pydantic import Field
 
 from components.contracts.measurement import PromptMeasurement, SpeedPoint
 from components.contracts.record import Record
+from components.contracts.rivals import Rival
 from components.contracts.target import TargetRef
 
 
@@ -73,6 +74,14 @@ class DraftLengthReport(Record):
     no_draft_speed: tuple[SpeedPoint, ...] = Field(description="no draft once more, in turns with it")
 
 
+class RivalReport(Record):
+    """Drafting without a drafter, over the same prompts as the candidate; its speed in turns with no draft."""
+
+    rival: Rival
+    arm: ArmReport = Field(description="lengths over the steps that had a draft, as in every arm; see evaluation.rivals")
+    no_draft_speed: tuple[SpeedPoint, ...] = Field(description="no draft once more, in turns with it")
+
+
 class AcceptanceReport(Record):
     """Served measurement of all arms on one target, paired over the same prompts."""
 
@@ -86,6 +95,7 @@ class AcceptanceReport(Record):
     excluded: dict[str, str] = Field(default={}, description="prompt id to reason; left out of every arm")
     further_temperatures: tuple[TemperatureReport, ...] = ()
     draft_lengths: tuple[DraftLengthReport, ...] = ()
+    rivals: tuple[RivalReport, ...] = ()
     train_served_gap: TrainServedGap | None = None
     engine_version: str
     created_at: datetime

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from components.contracts import RequestFeature
 from components.settings.base import Settings
 
 
@@ -47,5 +48,10 @@ class GateSettings(Settings):
         default=None, ge=0, description="peak memory of the candidate's engine over no draft's, less 1; None: no rule"
     )
     min_equal_output_share: float = Field(default=0.9, ge=0, le=1, description="greedy outputs equal to no draft's")
+    required_requests: tuple[RequestFeature, ...] = Field(
+        default=("n", "logprobs", "stop", "json_schema", "end_of_context", "stream"),
+        description="kinds of request that the engine must still serve with the candidate where it does"
+        " without a drafter; others that are lost are told for information",
+    )
     bootstrap_samples: int = Field(default=2000, ge=100, description="resamples behind each BCa interval")
     seed: int = Field(default=0, description="of the bootstrap: the same report always gets the same decision")
