@@ -78,7 +78,7 @@ class RivalReport(Record):
     """Drafting without a drafter, over the same prompts as the candidate; its speed in turns with no draft."""
 
     rival: Rival
-    arm: ArmReport = Field(description="lengths over the steps that had a draft, as in every arm; see evaluation.rivals")
+    arm: ArmReport = Field(description="lengths over the steps that had a draft, as in every arm")
     no_draft_speed: tuple[SpeedPoint, ...] = Field(description="no draft once more, in turns with it")
 
 

@@ -35,9 +35,7 @@ class EvaluationSettings(Settings):
         description="ways of drafting without a drafter to measure beside the candidate, each on one"
         " more engine over all prompts: ngram, and suffix, which needs the package arctic-inference",
     )
-    rival_draft_tokens: int = Field(
-        default=5, ge=1, description="most draft tokens of a rival per target step"
-    )
+    rival_draft_tokens: int = Field(default=5, ge=1, description="most draft tokens of a rival per target step")
     ngram_lookup: tuple[int, int] = Field(
         default=(2, 5), description="shortest and longest run of tokens that the ngram rival looks up"
     )
