@@ -34,6 +34,7 @@ def gate_run(loop: Loop) -> GateRun:
         budget=loop.budget,
         prompts=prompts_of(loop.recipe),
         engines=loop.engines,
+        cache_dir=loop.state_dir,
         out_dir=loop.run_dir,
         stage=loop.stage,
         progress_of=progress_reporter,

@@ -11,6 +11,7 @@ from components.contracts.acceptance import (
     AcceptanceReport,
     ArmReport,
     DraftLengthReport,
+    RivalReport,
     TemperatureReport,
     TrainServedGap,
 )
@@ -18,6 +19,13 @@ from components.contracts.answers import PlainAnswer, PlainAnswers
 from components.contracts.calibration import Calibration, PrefixThreshold, ReliabilityBin, ReliabilityFigures
 from components.contracts.change import ChangeAction, ChangeKind, TargetChange
 from components.contracts.checkpoint import CALIBRATION_FILE, FINGERPRINT_FILE, CheckpointRef, digest_checkpoint
+from components.contracts.compatibility import (
+    FEATURES,
+    CompatibilityRow,
+    CompatibilityTable,
+    RequestFeature,
+    Served,
+)
 from components.contracts.dataset import DatasetRef, is_held_out
 from components.contracts.digests import digest_file, digest_json
 from components.contracts.endpoints import ArmEndpoint, StoreEndpoint
@@ -36,12 +44,14 @@ from components.contracts.pace import Amounts, MachineProbe, PacePlan
 from components.contracts.progress import Progress, StageTiming, now_utc
 from components.contracts.record import Record, Reference
 from components.contracts.release import Promotion, Release
+from components.contracts.rivals import Rival, RivalComparison, RivalMethod, Standing
 from components.contracts.rollout import CanaryReport, CanaryStep
 from components.contracts.stream import StreamReport
 from components.contracts.target import TargetFingerprint, TargetRef
 
 __all__ = [
     "CALIBRATION_FILE",
+    "FEATURES",
     "FINGERPRINT_FILE",
     "AcceptanceReport",
     "Amounts",
@@ -54,6 +64,8 @@ __all__ = [
     "ChangeAction",
     "ChangeKind",
     "CheckpointRef",
+    "CompatibilityRow",
+    "CompatibilityTable",
     "DatasetRef",
     "Divergence",
     "DraftLengthReport",
@@ -72,12 +84,19 @@ __all__ = [
     "Release",
     "ReliabilityBin",
     "ReliabilityFigures",
+    "RequestFeature",
+    "Rival",
+    "RivalComparison",
+    "RivalMethod",
+    "RivalReport",
     "RuleResult",
     "SampledOutputs",
     "SelfComparison",
+    "Served",
     "ServedAnswer",
     "SpeedPoint",
     "StageTiming",
+    "Standing",
     "StoreEndpoint",
     "StreamReport",
     "TargetChange",

@@ -8,9 +8,11 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from components.contracts.compatibility import CompatibilityTable
 from components.contracts.losslessness import Divergence, SampledOutputs, SelfComparison
 from components.contracts.measurement import PromptMeasurement, SpeedPoint, WarmPrefixPoint
 from components.contracts.record import Record
+from components.contracts.rivals import Rival
 from components.contracts.target import TargetRef
 
 
@@ -83,6 +85,14 @@ class DraftLengthReport(Record):
     no_draft_speed: tuple[SpeedPoint, ...] = Field(description="no draft once more, in turns with it")
 
 
+class RivalReport(Record):
+    """Drafting without a drafter, over the same prompts as the candidate; its speed in turns with no draft."""
+
+    rival: Rival
+    arm: ArmReport = Field(description="lengths over the steps that had a draft, as in every arm")
+    no_draft_speed: tuple[SpeedPoint, ...] = Field(description="no draft once more, in turns with it")
+
+
 class AcceptanceReport(Record):
     """Served measurement of all arms on one target, paired over the same prompts.
 
@@ -118,6 +128,10 @@ class AcceptanceReport(Record):
     further_temperatures: tuple[TemperatureReport, ...] = ()
     draft_lengths: tuple[DraftLengthReport, ...] = ()
     warm_prefix: tuple[WarmPrefixPoint, ...] = ()
+    rivals: tuple[RivalReport, ...] = ()
+    compatibility: CompatibilityTable | None = Field(
+        default=None, description="kinds of request with the candidate and without a drafter"
+    )
     train_served_gap: TrainServedGap | None = None
     engine_version: str
     created_at: datetime

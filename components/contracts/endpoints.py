@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from components.contracts.record import Record
+from components.contracts.rivals import Rival
 
 
 class StoreEndpoint(Record):
@@ -18,10 +19,11 @@ class StoreEndpoint(Record):
 
 
 class ArmEndpoint(Record):
-    """One served arm: an engine and the drafter it serves, if any."""
+    """One served arm: an engine and the drafter it serves, or the rival that drafts in its place, if any."""
 
-    arm: str = Field(description="candidate, champion, untrained, no_draft or baseline")
+    arm: str = Field(description="candidate, champion, untrained, no_draft, baseline or a rival's method")
     url: str = Field(description="base URL of the engine, without /v1")
     model: str = Field(description="served model name")
     checkpoint_digest: str | None = None
     num_draft_tokens: int = Field(default=0, description="K; 0 with no drafter")
+    rival: Rival | None = Field(default=None, description="drafts without a drafter; None: it does not")

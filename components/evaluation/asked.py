@@ -121,6 +121,9 @@ def _arm_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
             got = len(arms[name].prompts) if name in arms else 0
             if got < needed - len(report.excluded):
                 yield f"{name} answered {got} prompts at temperature {temperature:g}, {needed} are asked for"
+    missing = set(evaluation.rivals) - {one.rival.method for one in report.rivals}
+    if missing:
+        yield f"rivals not measured: {', '.join(sorted(missing))}"
     for name in ("candidate", "no_draft"):
         loads = {point.concurrency for point in report.arms[name].speed} if name in report.arms else set()
         if name in report.arms and not set(evaluation.speed_concurrency) <= loads:

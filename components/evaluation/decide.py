@@ -9,6 +9,7 @@ from components.errors import ConfigError, EvaluationError
 from components.evaluation import rules
 from components.evaluation.asked import Asked, as_asked, figures_hold
 from components.evaluation.comparison import SUPERIOR, non_inferior_when_sampled, non_inferiority, superiority
+from components.evaluation.compatibility import compatibility_rule
 from components.evaluation.looks import at_look
 from components.evaluation.losslessness import losslessness, sampled_losslessness
 from components.evaluation.positions import position_collapse
@@ -150,6 +151,7 @@ def _results(
         *(sampled_losslessness(one, settings) for one in report.sampled_outputs),
         rules.train_served(report.train_served_gap, settings),
         rules.memory(report, settings),
+        compatibility_rule(report.compatibility, settings),
     ]
     return tuple(result for result in results if result is not None)
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from components.contracts import (
     AcceptanceReport,
     ArmReport,
+    CompatibilityTable,
     Divergence,
     DraftLengthReport,
     PromptMeasurement,
@@ -53,6 +54,7 @@ def build_report(
     sampled_outputs: Sequence[SampledOutputs] = (),
     draft_lengths: Sequence[MeasuredLength] = (),
     warm_prefix: Sequence[WarmPrefixPoint] = (),
+    compatibility: CompatibilityTable | None = None,
     train_served_gap: TrainServedGap | None = None,
     peak_memory_bytes: Mapping[str, int] | None = None,
 ) -> AcceptanceReport:
@@ -71,6 +73,7 @@ def build_report(
         sampled_outputs: draws with the candidate and without a drafter.
         draft_lengths: the candidate with fewer draft tokens, on fewer prompts.
         warm_prefix: each arm on a long shared prefix.
+        compatibility: kinds of request with the candidate and without a drafter.
         train_served_gap: of the candidate, where it was measured.
         peak_memory_bytes: by arm, of the engine's processes while they were measured.
 
@@ -106,6 +109,7 @@ def build_report(
         further_temperatures=tuple(_further(temperature, arms) for temperature, arms in (further or {}).items()),
         draft_lengths=tuple(_shorter(one, excluded) for one in draft_lengths),
         warm_prefix=tuple(warm_prefix),
+        compatibility=compatibility,
         train_served_gap=train_served_gap,
         engine_version=versions.pop(),
         created_at=now_utc(),

@@ -6,6 +6,7 @@ settings, and in the name DSpark goes by: on CPU our plug-in serves it under vLL
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ from typing import Literal
 
 import psutil
 
-from components.contracts import CheckpointRef
+from components.contracts import CheckpointRef, Rival
 from components.errors import ConfigError
 from components.settings import EngineSettings
 
@@ -28,6 +29,10 @@ SPECULATIVE_FLAGS = ("--speculative-config", "-sc")
 LOSSLESS_REJECTION = ("standard", "block")
 LOSSY_WORDS = ("synthetic", "typical", "relaxed", "lenien", "posterior")
 """Parts of setting names under which engines accept draft tokens that the target would not have sampled."""
+
+SUFFIX_PACKAGE = "arctic_inference"
+SUFFIX_INSTALL = "arctic-inference==0.1.1"
+"""What vLLM 0.32 asks for by name; a source package, built against the torch that is installed."""
 
 PRELOADS = ("libtcmalloc_minimal.so.4", "libiomp5.so")
 KEEP_ALIVE_S = 600
@@ -51,6 +56,7 @@ class EngineSpec:
         port: where the engine listens, on the loopback address.
         device: where it runs; see `resolve_device`.
         checkpoint: drafter to serve, or None for plain decoding.
+        rival: drafting without a drafter, in place of a checkpoint.
         schedule: rows of (from, to, K) by requests in one batch; empty means always the checkpoint's K.
         draft_sample_method: `greedy` at temperature 0; `probabilistic` keeps acceptance up at higher ones.
         extra_args: further vLLM arguments, after `settings.extra_args`. Lossy speculation is refused.
@@ -65,11 +71,18 @@ class EngineSpec:
     port: int
     device: Device
     checkpoint: CheckpointRef | None = None
+    rival: Rival | None = None
     schedule: tuple[tuple[int, int, int], ...] = ()
     draft_sample_method: DraftSampleMethod = "greedy"
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
     num_cores: int | None = None
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Most drafts per target step; 0 for plain decoding."""
+        drafting = self.checkpoint or self.rival
+        return drafting.num_draft_tokens if drafting is not None else 0
 
     @property
     def url(self) -> str:
@@ -100,15 +113,16 @@ def engine_command(spec: EngineSpec) -> list[str]:
     """The argument vector that starts the engine of `spec`.
 
     Raises:
-        ConfigError: arguments ask for lossy speculation, or for a second drafter beside the checkpoint.
+        ConfigError: arguments ask for lossy speculation, or for a second way of drafting beside the first; a rival
+            needs a package that is not installed.
     """
     extra = (*spec.settings.extra_args, *spec.extra_args)
     _refuse_lossy(extra)
     command = _program(spec) + _common_arguments(spec) + _device_arguments(spec)
-    if spec.checkpoint is not None:
+    if spec.num_draft_tokens:
         if any(_is_speculative(argument) for argument in extra):
             raise ConfigError(
-                f"engine '{spec.name}' has a drafter checkpoint and a speculative config of its own",
+                f"engine '{spec.name}' already drafts, and has a speculative config of its own",
                 got=" ".join(extra),
                 fix="Leave the speculative config out of extra_args.",
             )
@@ -119,11 +133,14 @@ def engine_command(spec: EngineSpec) -> list[str]:
 
 
 def speculative_config(spec: EngineSpec) -> dict[str, object]:
-    """vLLM's `--speculative-config` for the checkpoint of `spec`.
+    """vLLM's `--speculative-config` for the checkpoint or the rival of `spec`.
 
     Raises:
-        ConfigError: the spec has no checkpoint, or its schedule names more draft tokens than the checkpoint has.
+        ConfigError: the spec has neither or both, its schedule names more draft tokens than the checkpoint has, or
+            the rival's package is not installed.
     """
+    if spec.rival is not None:
+        return _rival_config(spec, spec.rival)
     if spec.checkpoint is None:
         raise ConfigError(f"engine '{spec.name}' has no drafter checkpoint")
     num_draft_tokens = spec.checkpoint.num_draft_tokens
@@ -144,6 +161,38 @@ def speculative_config(spec: EngineSpec) -> dict[str, object]:
             )
         config["num_speculative_tokens_per_batch_size"] = [list(row) for row in spec.schedule]
     return config
+
+
+def _rival_config(spec: EngineSpec, rival: Rival) -> dict[str, object]:
+    if spec.checkpoint is not None or spec.schedule:
+        raise ConfigError(
+            f"engine '{spec.name}' has a rival and a {'checkpoint' if spec.checkpoint is not None else 'schedule'}",
+            fix="A rival drafts in place of a checkpoint, at every load alike: leave one of them out.",
+        )
+    config: dict[str, object] = {"method": rival.method, "num_speculative_tokens": rival.num_draft_tokens}
+    if rival.method == "ngram":
+        shortest, longest = rival.lookup
+        return config | {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
+    check_suffix_installed()
+    # The tree over past answers is left out. With it a prompt's drafts depend on the prompts before it, which no
+    # statistic over prompts allows for, and the second round of a speed measurement would copy from the first.
+    return config | {"suffix_decoding_max_cached_requests": 0}
+
+
+def check_suffix_installed() -> None:
+    """Check that vLLM finds what it runs suffix decoding with.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if importlib.util.find_spec(SUFFIX_PACKAGE) is None:
+        raise ConfigError(
+            "suffix decoding needs the package arctic-inference, which is not installed",
+            got="rival suffix",
+            expected=f"a module {SUFFIX_PACKAGE} beside vLLM",
+            fix=f"pip install --no-deps --no-build-isolation {SUFFIX_INSTALL} (builds C++; needs nanobind, cmake,"
+            " ninja and grpcio-tools), or take suffix out of evaluation.rivals.",
+        )
 
 
 def engine_environment(spec: EngineSpec, *, preloads: Sequence[str] | None = None) -> dict[str, str]:

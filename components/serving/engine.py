@@ -121,7 +121,8 @@ class Engine:
             url=self.url,
             model=self.spec.served_model_name,
             checkpoint_digest=checkpoint.digest if checkpoint else None,
-            num_draft_tokens=checkpoint.num_draft_tokens if checkpoint else 0,
+            num_draft_tokens=self.spec.num_draft_tokens,
+            rival=self.spec.rival,
         )
 
     def is_ready(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from components.contracts import RivalMethod
 from components.settings.base import Settings
 from components.settings.evaluation_slice import SliceSettings, WarmPrefixSettings
 
@@ -61,6 +62,15 @@ class EvaluationSettings(Settings):
         description="numbers of draft tokens below the drafter's own to measure too, each on one more engine:"
         " acceptance over num_sampled_prompts, and speed; the shipped schedule takes the fastest at each load",
     )
+    rivals: tuple[RivalMethod, ...] = Field(
+        default=(),
+        description="ways of drafting without a drafter to measure beside the candidate, each on one"
+        " more engine over all prompts: ngram, and suffix, which needs the package arctic-inference",
+    )
+    rival_draft_tokens: int = Field(default=5, ge=1, description="most draft tokens of a rival per target step")
+    ngram_lookup: tuple[int, int] = Field(
+        default=(2, 5), description="shortest and longest run of tokens that the ngram rival looks up"
+    )
     num_untrained_prompts: int = Field(default=8, ge=0, description="prompts the untrained drafter is measured on")
     num_gap_prompts: int = Field(
         default=16, ge=1, description="prompts, of all slices, for gate.max_train_served_gap, where that is set"
@@ -98,6 +108,10 @@ class EvaluationSettings(Settings):
             raise ValueError("temperatures must differ and not be negative")
         if min(self.draft_lengths, default=1) < 1 or len(set(self.draft_lengths)) != len(self.draft_lengths):
             raise ValueError("draft_lengths must differ and be at least 1")
+        if len(set(self.rivals)) != len(self.rivals):
+            raise ValueError("rivals must differ")
+        if not 1 <= self.ngram_lookup[0] <= self.ngram_lookup[1]:
+            raise ValueError("ngram_lookup must be two lengths of at least 1, the shorter first")
         return self
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from components.contracts import RequestFeature
 from components.settings.base import Settings
 
 
@@ -70,6 +71,11 @@ class GateSettings(Settings):
         lt=0.5,
         description="Chance that a drafter whose outputs are the target's own fails the comparison of outputs with the"
         " plain engine, whatever share of outputs the machine's own rounding changes.",
+    )
+    required_requests: tuple[RequestFeature, ...] = Field(
+        default=("n", "logprobs", "stop", "json_schema", "end_of_context", "stream"),
+        description="Kinds of request that the engine must still serve with the candidate where it does"
+        " without a drafter; others that are lost are told for information.",
     )
     bootstrap_samples: int = Field(default=2000, ge=100, description="resamples behind each BCa interval")
     seed: int = Field(default=0, description="of the bootstrap: the same report always gets the same decision")

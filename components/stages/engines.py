@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from components.contracts import CheckpointRef, Release, TargetRef
+from components.contracts import CheckpointRef, Release, Rival, TargetRef
 from components.hidden_states.launch import extraction_args
 from components.services.endpoints import Endpoints
 from components.serving.command import DraftSampleMethod, EngineSpec, resolve_device
@@ -124,6 +124,20 @@ def stop_drafting_engine(host: EngineHost, target: TargetRef, checkpoint: Checkp
     host.engines.stop(_drafting_key(target, checkpoint))
 
 
+def rival_engine(host: EngineHost, target: TargetRef, rival: Rival) -> Engine:
+    """Start the engine that drafts without a drafter."""
+
+    def make_spec(port: int) -> EngineSpec:
+        return _spec(host, target, name=rival.method, port=port, rival=rival)
+
+    return host.engines.start(_rival_key(target, rival), make_spec, fingerprint=target.fingerprint)
+
+
+def stop_rival_engine(host: EngineHost, target: TargetRef, rival: Rival) -> None:
+    """Stop the engine `rival_engine` started."""
+    host.engines.stop(_rival_key(target, rival))
+
+
 def extraction_key(target: TargetRef, stream_run_id: str) -> str:
     """Key of the extraction engine of one training run."""
     return f"extract/{target.fingerprint.digest}/{stream_run_id}"
@@ -146,6 +160,10 @@ def extraction_engine(host: StreamHost, target: TargetRef, *, stream_run_id: str
     return host.engines.start(extraction_key(target, stream_run_id), make_spec, fingerprint=target.fingerprint)
 
 
+def _rival_key(target: TargetRef, rival: Rival) -> str:
+    return f"rival/{target.fingerprint.digest}/{rival.method}/{rival.num_draft_tokens}/{rival.lookup}"
+
+
 def _scheduled_key(target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]) -> str:
     return f"scheduled/{_drafting_key(target, checkpoint)}/{schedule}"
 
@@ -161,6 +179,7 @@ def _spec(
     name: str,
     port: int,
     checkpoint: CheckpointRef | None = None,
+    rival: Rival | None = None,
     schedule: tuple[tuple[int, int, int], ...] = (),
     draft_sample_method: DraftSampleMethod = "greedy",
     extra_args: tuple[str, ...] = (),
@@ -174,6 +193,7 @@ def _spec(
         port=port,
         device=resolve_device(host.recipe.engine),
         checkpoint=checkpoint,
+        rival=rival,
         schedule=schedule,
         draft_sample_method=draft_sample_method,
         extra_args=extra_args,

@@ -10,6 +10,7 @@ from components.contracts import (
     AcceptanceReport,
     ArmEndpoint,
     CheckpointRef,
+    CompatibilityTable,
     GateDecision,
     PlainAnswer,
     PlainAnswers,
@@ -21,21 +22,26 @@ from components.contracts import (
 )
 from components.evaluation.acceptance import Measured
 from components.evaluation.asked import Asked, expected_loads
+from components.evaluation.compatibility import compatibility_of
 from components.evaluation.decide import decide
 from components.evaluation.groups import acceptance_groups
 from components.evaluation.measure import MeasuredLength, build_report
+from components.evaluation.rivals import MeasuredRival, measure_rival, rivals_of, with_rivals
 from components.evaluation.sampled_draws import draw_outputs
 from components.evaluation.schedule import Schedule, choose_schedule
 from components.evaluation.speed import measure_speed
 from components.evaluation.warm_prefix import measure_warm_prefix
 from components.reporting.acceptance_plots import plot_acceptance
 from components.reporting.gate_page import write_gate_page
+from components.serving.command import resolve_device
 from components.settings.signing import signing_key
 from components.stages.engines import (
     drafting_engine,
     plain_engine,
+    rival_engine,
     scheduled_engine,
     stop_drafting_engine,
+    stop_rival_engine,
     stop_scheduled_engine,
 )
 from components.stages.gate_run import Contest, GateRun, Step, at_once
@@ -83,6 +89,8 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
     further = step("measure further temperatures", lambda: _further(run, arms)) if settings.temperatures[1:] else {}
     sampled = step("draw sampled outputs", lambda: _sampled(run, arms)) if max(settings.temperatures) > 0 else ()
     lengths = step("measure shorter drafts", lambda: _lengths(run, contest, arms)) if settings.draft_lengths else []
+    rivals = step("measure rivals", lambda: _rivals(run, contest, arms)) if settings.rivals else []
+    table = step("send every kind of request", lambda: _compatibility(run, contest, arms))
     prefix = step("measure the shared prefix", lambda: _warm_prefix(run, arms)) if settings.warm_prefix else ()
     gap = None
     if run.recipe.gate.max_train_served_gap is not None:
@@ -106,9 +114,11 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
         sampled_outputs=sampled,
         draft_lengths=lengths,
         warm_prefix=prefix,
+        compatibility=table,
         train_served_gap=gap,
         peak_memory_bytes=peak_memory(list(arms.values()), run.engines),
     )
+    report = with_rivals(report, rivals) if rivals else report
     _keep_answers(outputs.measured[NO_DRAFT]).write(run.out_dir / PLAIN_ANSWERS)
     report.write(run.out_dir / "acceptance_report.json")
     return report
@@ -255,6 +265,42 @@ def _lengths(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredLength]
             stop_drafting_engine(run, contest.target, shorter)
         lengths.append(one)
     return lengths
+
+
+def _rivals(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredRival]:
+    """Drafting that needs no drafter, over the same prompts, one more engine at a time."""
+    settings, measured = run.recipe.evaluation, []
+    for rival in rivals_of(settings):
+        with run.stage("engine start"):
+            engine = rival_engine(run, contest.target, rival)
+            engine.wait_ready(progress=run.progress_of(f"start of {rival.method}"))
+        try:
+            one = measure_rival(
+                engine.endpoint(rival.method),
+                arms[NO_DRAFT],
+                run.prompts,
+                measure=lambda endpoint, prompts: run.measure(endpoint, prompts=prompts),
+                speed=lambda endpoints, prompts: measure_speed(
+                    endpoints, prompts, settings=settings, progress=run.progress_of("speed of rivals")
+                ),
+            )
+        finally:
+            stop_rival_engine(run, contest.target, rival)
+        measured.append(one)
+    return measured
+
+
+def _compatibility(run: GateRun, contest: Contest, arms: Arms) -> CompatibilityTable:
+    """Requests that the plain engine serves and the drafting one does not; measured once per engine version."""
+    with run.stage("send every kind of request"):
+        return compatibility_of(
+            arms[NO_DRAFT],
+            arms[CANDIDATE],
+            method=contest.candidate.algorithm,
+            device=resolve_device(run.recipe.engine),
+            folder=run.cache_dir / "compatibility",
+            timeout_s=run.recipe.engine.request_timeout_s,
+        )
 
 
 def _warm_prefix(run: GateRun, arms: Arms) -> tuple[WarmPrefixPoint, ...]:

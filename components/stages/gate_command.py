@@ -101,6 +101,7 @@ def _measured(options: argparse.Namespace) -> GateDecision:
             budget=options.budget,
             prompts=prompts,
             engines=engines,
+            cache_dir=state_dir,
             out_dir=options.out_dir,
             stage=untimed,
             progress_of=lambda _what: progress_lines(),

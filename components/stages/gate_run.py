@@ -40,6 +40,7 @@ class GateRun:
         budget: overlay of the recipe.
         prompts: of all slices.
         engines: pool that starts and stops the arms.
+        cache_dir: folder of what outlives this run: the table of request kinds of each engine version.
         out_dir: folder of journals, report, decision, plots and page.
         stage: times a stage of this name.
         progress_of: makes the progress of a named piece of work.
@@ -50,6 +51,7 @@ class GateRun:
     budget: str | None
     prompts: Sequence[Prompt]
     engines: EnginePool
+    cache_dir: Path
     out_dir: Path
     stage: Callable[[str], AbstractContextManager[StageClock]]
     progress_of: Callable[[str], Progress]

@@ -12,11 +12,15 @@ import httpx
 import pytest
 
 from components.contracts import (
+    FEATURES,
     AcceptanceReport,
     ArmReport,
+    CompatibilityRow,
+    CompatibilityTable,
     Divergence,
     PromptMeasurement,
     SelfComparison,
+    Served,
     SpeedPoint,
     TargetFingerprint,
     TargetRef,
@@ -24,6 +28,12 @@ from components.contracts import (
     digest_json,
 )
 from components.evaluation.measure import arm_report
+
+SERVED = CompatibilityTable(
+    engine_version="0.0", method="dspark", device="cpu", model="m", created_at=datetime(2026, 1, 1, tzinfo=UTC),
+    rows=tuple(CompatibilityRow(feature=name, plain=Served.OK, drafting=Served.OK) for name in FEATURES),
+)  # fmt: skip
+"""A drafter that costs no kind of request."""
 
 FINGERPRINT = TargetFingerprint(**{part: digest_json(part) for part in TargetFingerprint.model_fields})
 
@@ -121,6 +131,7 @@ def report() -> Callable[..., AcceptanceReport]:
             num_equal_outputs=sum(a == b for a, b in pairs) if temperature == 0 else 0,
             num_compared_outputs=len(pairs) if temperature == 0 else 0,
             divergences=dict(divergences),
+            compatibility=SERVED,
             self_comparisons=tuple(itself),
             train_served_gap=TrainServedGap(teacher_forced=1.5, reference=1.5, served=1.5, num_prompts=8),
             engine_version="0.0",

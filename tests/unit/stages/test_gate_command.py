@@ -13,9 +13,13 @@ import pytest
 import yaml
 
 from components.contracts import (
+    FEATURES,
     AcceptanceReport,
+    CompatibilityRow,
+    CompatibilityTable,
     GateDecision,
     SelfComparison,
+    Served,
     TargetFingerprint,
     TargetRef,
     Verdict,
@@ -101,6 +105,10 @@ def measured(recipe: Path, tmp_path: Path) -> Callable[..., Path]:
                     num_in_flight=load, digests=digests, divergences={}, num_gaps=500, max_gap_change_nats=0.1
                 )
                 for load in (4, 12)
+            ),
+            compatibility=CompatibilityTable(
+                engine_version="0", method="dspark", device="cpu", model="m", created_at=now_utc(),
+                rows=tuple(CompatibilityRow(feature=one, plain=Served.OK, drafting=Served.OK) for one in FEATURES),
             ),
             engine_version="0", created_at=now_utc(),
         ).write(tmp_path / name)  # fmt: skip
