@@ -25,7 +25,8 @@ from components.evaluation.measure import arm_report
 from components.evaluation.prompts import Prompt, prompt_digest
 from components.settings import load_recipe
 
-RECIPE = load_recipe("demo")
+DEMO = load_recipe("demo")
+RECIPE = DEMO.model_copy(update={"engine": DEMO.engine.model_copy(update={"dtype": "bfloat16"})})
 EVALUATION = RECIPE.evaluation.model_copy(
     update={"slices": {"a": 6, "b": 6}, "speed_concurrency": (1,), "num_sampled_prompts": 6}
 )

@@ -10,6 +10,7 @@ import pytest
 
 from components.contracts import AcceptanceReport, GateDecision, PromptMeasurement, Verdict
 from components.errors import EvaluationError
+from components.evaluation.compatibility import RULE as COMPATIBILITY
 from components.evaluation.decide import decide, overall_verdict
 from components.settings import GateSettings
 
@@ -59,6 +60,7 @@ def test_a_good_candidate_passes(report: Any, arm: Any, prompts: Any) -> None:
         "position collapse",
         "draft coverage",
         "losslessness",
+        COMPATIBILITY,
     }
     assert decision.settings == SETTINGS.model_dump(mode="json")
     assert decision.champion_digest is None

@@ -13,6 +13,7 @@ from components.contracts import Divergence, SampledOutputs, SelfComparison, Ver
 from components.evaluation.losslessness import (
     judge_outputs,
     losslessness,
+    margins_p_value,
     rounding_floor_nats,
     sampled_losslessness,
     share_p_value,
@@ -58,7 +59,7 @@ def test_one_margin_beyond_twice_what_rounding_moved_fails(margin: float | None,
 
 
 def test_more_outputs_part_than_the_machines_own() -> None:
-    """Of ten that part in one of the two only, all are the drafter's: p = 2^-10, below 0.0025; of eight, 2^-8."""
+    """Of ten that part in one of the two only, all are the drafter's: p = 2^-10, below 0.005 / 3; of eight, 2^-8."""
     ties = {str(n): 0.1 for n in range(10)}
     assert share_p_value(set(ties), itself()) == pytest.approx(2**-10)
     assert verdict(ties, itself()) is Verdict.FAIL
@@ -67,6 +68,18 @@ def test_more_outputs_part_than_the_machines_own() -> None:
     assert share_p_value(set(ties), itself(ties)) == 1.0
     assert verdict(ties, itself(ties)) is Verdict.PASS
     assert verdict(ties, itself({str(n): 0.1 for n in range(10, 20)})) is Verdict.PASS
+
+
+def test_larger_margins_than_the_machines_own() -> None:
+    """Six of the drafter's above six of its own: one of 924 orders. Both within reach, and as many as its own."""
+    names = [str(n) for n in range(6)]
+    control = itself({name: 0.1 + 0.01 * n for n, name in enumerate(names)}, moved=1.0)
+    larger = {name: 0.5 + 0.01 * n for n, name in enumerate(names)}
+    parted = {name: Divergence(position=1, margin_nats=margin) for name, margin in larger.items()}
+    assert margins_p_value(parted.values(), control.divergences.values()) == pytest.approx(1 / 924)
+    assert verdict(larger, control) is Verdict.FAIL
+    assert verdict(dict(list(larger.items())[:3]), control) is Verdict.PASS
+    assert margins_p_value([], control.divergences.values()) == 1.0
 
 
 def test_few_gaps_excuse_nothing_and_show_nothing() -> None:

@@ -62,11 +62,11 @@ def test_a_token_far_from_the_targets_is_a_fault(watch: OutputWatch) -> None:
 
 
 def test_more_partings_than_the_machines_own_are_a_fault(watch: OutputWatch) -> None:
-    """The plain engine never parted from itself, so n ties have p = 2^-n; the level is 0.005 / 2 / 20 = 2^-12.97."""
-    for name in NAMES[:12]:
+    """The plain engine never parted from itself, so n ties have p = 2^-n; the level is 0.005 / 3 / 20 = 2^-13.55."""
+    for name in NAMES[:13]:
         watch.add(name, (101, 2, 3, 4), was_cut=False)
     assert watch.fault() is None
-    watch.add(NAMES[12], (101, 2, 3, 4), was_cut=False)
+    watch.add(NAMES[13], (101, 2, 3, 4), was_cut=False)
     assert watch.fault() is not None
 
 
