@@ -13,13 +13,16 @@ from components.contracts import (
     ArmReport,
     GateDecision,
     PromptMeasurement,
+    RivalComparison,
     RuleResult,
     Verdict,
     write_atomic,
 )
 from components.reporting.acceptance_plots import acceptance_figures, break_even, ordered_arms
 from components.reporting.draft_lengths import LENGTH_NOTE, length_table
+from components.reporting.gate_compatibility import compatibility_section
 from components.reporting.gate_groups import groups_section, warm_prefix_section
+from components.reporting.gate_rivals import rivals_section
 from components.reporting.gate_style import STYLE
 from components.reporting.html_table import html_table as _table
 from components.reporting.report import speedup
@@ -52,6 +55,7 @@ def write_gate_page(
     *,
     prompts: Mapping[str, str] | None = None,
     groups: Sequence[ArmGroups] = (),
+    rivals: Sequence[RivalComparison] = (),
 ) -> Path:
     """Write the page to `path`.
 
@@ -60,8 +64,9 @@ def write_gate_page(
         path: of the HTML file.
         prompts: text by prompt id, for the sample of lost ones.
         groups: acceptance by length of the prompt and by language, of each arm.
+        rivals: how the candidate stands to drafting without a drafter.
     """
-    return write_atomic(path, gate_page(report, decision, prompts=prompts, groups=groups))
+    return write_atomic(path, gate_page(report, decision, prompts=prompts, groups=groups, rivals=rivals))
 
 
 def gate_page(
@@ -70,6 +75,7 @@ def gate_page(
     *,
     prompts: Mapping[str, str] | None = None,
     groups: Sequence[ArmGroups] = (),
+    rivals: Sequence[RivalComparison] = (),
 ) -> str:
     """The page as HTML. It loads nothing: style and plots are inside."""
     figures = {
@@ -82,9 +88,11 @@ def gate_page(
         _section("Candidate against champion", "", figures, "paired_differences"),
         _section("Speed", _speed(report, decision), figures, "speed_by_concurrency"),
         _section("Fewer draft tokens", _draft_lengths(report), figures),
+        rivals_section(report, rivals),
         warm_prefix_section(report.warm_prefix),
         _section("Draft positions", "", figures, "acceptance_by_position", "accepted_per_step"),
         _section("Rules", _rules(decision.rules), figures),
+        compatibility_section(report.compatibility, required=decision.settings.get("required_requests", ())),
         _section("Where the candidate lost most", _lost(report, prompts or {}), figures),
         _section("What was measured", _inputs(report, decision), figures),
     ]

@@ -25,8 +25,9 @@ from components.evaluation.asked import Asked, expected_loads
 from components.evaluation.compatibility import compatibility_of
 from components.evaluation.decide import decide
 from components.evaluation.groups import acceptance_groups
+from components.evaluation.looks import at_look
 from components.evaluation.measure import MeasuredLength, build_report
-from components.evaluation.rivals import MeasuredRival, measure_rival, rivals_of, with_rivals
+from components.evaluation.rivals import MeasuredRival, beaten_by, measure_rival, rivals_of, with_rivals
 from components.evaluation.sampled_draws import draw_outputs
 from components.evaluation.schedule import Schedule, choose_schedule
 from components.evaluation.speed import measure_speed
@@ -138,7 +139,8 @@ def decide_gate(run: GateRun, report: AcceptanceReport, asked: Asked) -> GateDec
     plot_acceptance(report, plots, decision=decision)
     texts = {prompt.prompt_id: prompt.text for prompt in run.prompts}
     groups = acceptance_groups(arm for arm in report.arms.values() if arm.arm != UNTRAINED)
-    write_gate_page(report, decision, plots / "gate.html", prompts=texts, groups=groups)
+    rivals = beaten_by(report, at_look(run.recipe.gate, report.look))
+    write_gate_page(report, decision, plots / "gate.html", prompts=texts, groups=groups, rivals=rivals)
     return decision
 
 
