@@ -14,8 +14,7 @@ from components.serving.production import ProductionEngine, put_into_production
 from components.serving.rollout import BaselineKind, run_canary
 from components.serving.splitter import Splitter
 from components.stages.engines import plain_engine, plain_key, released_engine, released_key
-from components.stages.prompts import prompts_of
-from components.stages.watch_outputs import output_check
+from components.stages.watch_outputs import output_check, replayed_prompts
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.loop import Loop
 from tasks.registry import registry_of
@@ -30,7 +29,7 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
     with loop.stage("engine start"):
         candidate.wait_ready()
     log = get_run_logger()
-    prompts = prompts_of(loop.recipe)  # the gate's: its figures are what the judge expects
+    prompts = replayed_prompts(registry_of(loop), release, loop.recipe)
 
     def on_step(step: CanaryStep) -> None:
         log.info(

@@ -16,6 +16,18 @@ from components.serving.rollout import CheckOutputs
 from components.serving.traffic import RequestRecord
 from components.settings import Recipe
 from components.stages.gate import PLAIN_ANSWERS
+from components.stages.prompts import prompts_of
+
+
+def replayed_prompts(registry: Registry, release: Release, recipe: Recipe) -> list[Prompt]:
+    """The gate's prompts that a rollout replays: its figures are what the judge expects. Those that it left out as too
+    long would only be refused again.
+
+    Raises:
+        RegistryError: the gate's report is missing or damaged.
+    """
+    left_out = acceptance_report_of(registry, release).excluded
+    return [prompt for prompt in prompts_of(recipe) if prompt.prompt_id not in left_out]
 
 
 def output_check(registry: Registry, release: Release, recipe: Recipe, prompts: Sequence[Prompt]) -> CheckOutputs:
