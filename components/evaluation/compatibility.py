@@ -192,12 +192,25 @@ def _send(client: httpx.Client, endpoint: ArmEndpoint, probe: Probe) -> tuple[in
             got=f"{type(error).__name__} at {endpoint.url}",
             fix="Look at the end of the engine's log: a request that ends an engine must not reach it.",
         ) from None
+    if response.is_server_error and not _is_alive(client):
+        raise EvaluationError(
+            f"arm '{endpoint.arm}': the engine ended at a request with {probe.feature}",
+            got=f"HTTP {response.status_code}: {' '.join(response.text.split())[:200]}",
+            fix="Look at the end of the engine's log: a request that ends an engine must not reach it.",
+        )
     if response.is_success and probe.payload.get("stream"):
         return response.status_code, read_stream(response.text)
     try:
         return response.status_code, response.json()
     except ValueError:
         return response.status_code, {"message": response.text}
+
+
+def _is_alive(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").is_success
+    except httpx.HTTPError:
+        return False
 
 
 def read_stream(text: str) -> dict[str, Any]:

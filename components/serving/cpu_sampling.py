@@ -1,11 +1,14 @@
 """Repairs of vLLM 0.32's rejection sampling on CPU, without which speculation at a temperature is not lossless.
 
-Both faults are in the C++ stand-ins for Triton kernels, touch every speculative method, and spare greedy requests:
+The first two faults are in the C++ stand-ins for Triton kernels, touch every speculative method, and spare greedy
+requests; the third ends the engine:
 
 - `expand_batch_to_tokens` fills an int64 copy of its output and returns the output itself, which nobody has written:
   temperature, top-k and top-p of the draft rows are whatever the memory held (vLLM issue 55005).
 - A request admitted with one token to compute is padded with drafts of id -1. The Triton kernel refuses them; the C++
   one reads beside the row and accepts them, so the request's first token is drawn from the wrong position.
+- A request with top-k in a step that verifies no draft (its last token) makes `apply_top_k_only` take the maximum of
+  nothing, and the engine ends. There is nothing to cut in no rows.
 
 Imported only inside vLLM on CPU, by `dspark_cpu.register`.
 """
@@ -39,6 +42,15 @@ def expand_batch_to_tokens(
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts.long(), output_size=num_tokens)
+
+
+def skipping_no_rows(apply_top_k_top_p: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Wrap vLLM's `apply_top_k_top_p` so that logits of no rows, [0, V], come back as they are."""
+
+    def apply(logits: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        return apply_top_k_top_p(logits, *arguments, **options) if logits.shape[0] else logits
+
+    return apply
 
 
 def without_padding(rejection_sample: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

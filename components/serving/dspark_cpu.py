@@ -7,8 +7,8 @@ backbone DSpark shares, but would leave the Markov head out without a word. The 
    confidence head off (nothing reads it here, so vLLM skips its weights);
 2. `DFlashProposer` becomes `DSparkProposer` (`dspark_proposer.py`), which samples left to right with the Markov head;
 3. a DSpark drafter that reaches DFlash's own sampling after all raises instead of drafting without its Markov head;
-4. two faults in vLLM's rejection sampling on CPU are repaired (`cpu_sampling.py`): with them, no speculative method
-   keeps the target's distribution at a temperature above 0.
+4. three faults in vLLM's rejection sampling on CPU are repaired (`cpu_sampling.py`): with two of them, no speculative
+   method keeps the target's distribution at a temperature above 0; the third ends the engine at a request with top-k.
 
 Serve with `{"method": "dflash", "model": DIR, "num_speculative_tokens": K}` where K = block_size - 1. With
 `"draft_sample_method": "probabilistic"` the drafts are samples and their probabilities reach the rejection sampler.
@@ -90,6 +90,7 @@ def _find_drift(native: ConfigReader | None) -> str | None:
         (DFlashProposer, "take_last_draft_probs", ("self",)),
         (rejection_sampler, "expand_batch_to_tokens", cpu_sampling.EXPAND_PARAMETERS),
         (rejection_sampler, "rejection_sample", cpu_sampling.REJECTION_PARAMETERS),
+        (rejection_sampler, "apply_top_k_top_p", ("logits", "k", "p")),
     ):
         function = getattr(owner, name, None)
         found = tuple(inspect.signature(function).parameters) if function else ()
@@ -123,6 +124,7 @@ def _repair_sampling() -> None:
     sampler: Any = importlib.import_module("vllm.v1.sample.rejection_sampler")
     sampler.expand_batch_to_tokens = cpu_sampling.expand_batch_to_tokens
     sampler.rejection_sample = cpu_sampling.without_padding(sampler.rejection_sample)
+    sampler.apply_top_k_top_p = cpu_sampling.skipping_no_rows(sampler.apply_top_k_top_p)
 
 
 def _refuse_plain_sampling(_model: object, _hidden_states: object) -> None:

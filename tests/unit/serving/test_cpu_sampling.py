@@ -70,3 +70,17 @@ def sample(drafts: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tens
         torch.zeros(num_reqs, 1, dtype=torch.int64),
         metadata,
     )
+
+
+def test_top_k_of_no_rows_ends_nothing() -> None:
+    """A request with top-k in a step that verifies no draft: vLLM takes the maximum of nothing."""
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    no_rows, no_k = torch.empty(0, 8), torch.empty(0, dtype=torch.long)
+    with pytest.raises(RuntimeError, match="reduction dim"):
+        apply_top_k_top_p(no_rows, no_k, None)
+    repaired = cpu_sampling.skipping_no_rows(apply_top_k_top_p)
+    assert repaired(no_rows, no_k, None).shape == (0, 8)
+    logits = torch.arange(8.0)[None]
+    kept = repaired(logits.clone(), torch.tensor([3]), None)
+    assert torch.isfinite(kept).sum() == 3 and kept[0, -3:].tolist() == [5.0, 6.0, 7.0]

@@ -45,7 +45,7 @@ def clean_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (dflash, sys.modules.get("vllm.v1.worker.gpu_model_runner")):
         if module is not None:
             monkeypatch.setattr(module, "DFlashProposer", plain)
-    for name in ("expand_batch_to_tokens", "rejection_sample"):
+    for name in ("expand_batch_to_tokens", "rejection_sample", "apply_top_k_top_p"):
         monkeypatch.setattr(rejection_sampler, name, getattr(rejection_sampler, name))
     monkeypatch.setitem(SUPPORTED_SPECULATORS_TYPES, "dspark", update_dspark)
     monkeypatch.setattr(Qwen3DSparkForCausalLM, "compute_logits", plain_compute_logits, raising=False)
