@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -66,7 +66,9 @@ class SmallEngine:
                     return
                 metrics = {"num_spec_steps": 4, "num_accepted_draft_tokens": engine.num_accepted}
                 usage = {"completion_tokens": 5 + engine.num_accepted}
-                self.reply(200, {"usage": usage, "metrics": {"speculative_decoding": metrics}})
+                choice = {"token_ids": list(range(usage["completion_tokens"])), "finish_reason": "length"}
+                told = {"choices": [choice], "usage": usage, "metrics": {"speculative_decoding": metrics}}
+                self.reply(200, told)
 
             def reply(self, status: int, body: dict[str, Any]) -> None:
                 payload = json.dumps(body).encode()
@@ -182,6 +184,23 @@ def test_healthy_candidate_is_promoted_and_serves(splitter: Splitter, tmp_path: 
         assert report.steps[-1].acceptance_length == 2.0
         assert {(record.arm, record.ok) for record in ask(splitter)} == {("candidate", True)}
     assert canary_weights(report, tmp_path / "canary.png").read_bytes().startswith(PNG_MAGIC)
+
+
+def test_outputs_that_are_not_the_targets_own_end_it(splitter: Splitter) -> None:
+    """Whoever checks outputs sees each answer with its prompt and its token ids, and its word ends the rollout."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+
+    def check(records: Sequence[RequestRecord]) -> str | None:
+        mine = [record for record in records if record.arm == "candidate"]
+        seen.update((record.prompt, record.token_ids) for record in mine)
+        return "outputs part from the target's own" if len(mine) >= 3 else None
+
+    with SmallEngine() as candidate, SmallEngine() as baseline:
+        report = roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), check_outputs=check)
+        assert not report.promoted and report.rolled_back_to == "no_draft"
+        assert not report.steps[-1].healthy and "outputs part from the target's own" in report.reason
+        assert_all_on_baseline(splitter)
+    assert {prompt for prompt, _ in seen} <= set(range(len(PROMPTS))) and all(tokens for _, tokens in seen)
 
 
 def test_next_rollout_moves_the_champion_to_the_baseline_without_a_lost_request(splitter: Splitter) -> None:
