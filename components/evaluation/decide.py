@@ -13,6 +13,7 @@ from components.evaluation.compatibility import compatibility_rule
 from components.evaluation.looks import at_look
 from components.evaluation.losslessness import losslessness, sampled_losslessness
 from components.evaluation.positions import position_collapse
+from components.evaluation.rivals import beaten_by, rival_rules
 from components.evaluation.schedule import choose_schedule, load_limit, reported_ratios
 from components.settings import GateSettings
 
@@ -152,6 +153,7 @@ def _results(
         rules.train_served(report.train_served_gap, settings),
         rules.memory(report, settings),
         compatibility_rule(report.compatibility, settings),
+        *rival_rules(beaten_by(report, settings)),
     ]
     return tuple(result for result in results if result is not None)
 
