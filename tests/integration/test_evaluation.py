@@ -108,7 +108,15 @@ def test_arms_are_measured_and_decided_on(endpoints: dict[str, ArmEndpoint], tar
         arm: measure_acceptance(one, PROMPTS, settings=SETTINGS, with_logprobs=arm == "no_draft")
         for arm, one in endpoints.items()
     }
-    again = measure_acceptance(endpoints["no_draft"], PROMPTS, settings=SETTINGS, with_logprobs=True)
+    itself = {
+        load: measure_acceptance(
+            endpoints["no_draft"],
+            PROMPTS,
+            settings=SETTINGS.model_copy(update={"acceptance_concurrency": load}),
+            with_logprobs=True,
+        )
+        for load in (SETTINGS.acceptance_concurrency, 2 * SETTINGS.acceptance_concurrency)
+    }
     candidate, plain = measured["candidate"], measured["no_draft"]
 
     # Equal to the token: what the requests say, and what the engine's counters grew by.
@@ -126,7 +134,7 @@ def test_arms_are_measured_and_decided_on(endpoints: dict[str, ArmEndpoint], tar
         assert all(point.num_requests == 4 for point in points)
 
     recipe = load_recipe("demo").model_copy(update={"evaluation": SETTINGS, "engine": ENGINE})
-    report = build_report(target, measured=measured, speed=speed, prompts=PROMPTS, recipe=recipe, itself={4: again})
+    report = build_report(target, measured=measured, speed=speed, prompts=PROMPTS, recipe=recipe, itself=itself)
     assert report.num_compared_outputs == len(PROMPTS)
     # A random drafter changes no output but at ties within float32's rounding.
     lossless = losslessness(report, GateSettings())
