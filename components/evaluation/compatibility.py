@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,15 @@ SEED_NOT_SENT = "a seed ends a CPU engine: get_offset() of a CPU generator in vL
 RULE = "requests served"
 
 Result = tuple[Served, str]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What one engine is, and what became of each kind of request."""
+
+    version: str
+    max_model_len: int
+    results: Mapping[RequestFeature, Result]
 
 
 def compatibility_of(
@@ -82,25 +94,29 @@ def measure_compatibility(
     timeout_s: float = 120,
     transport: httpx.BaseTransport | None = None,
 ) -> CompatibilityTable:
-    """Send every kind of request to both engines, one at a time. Arguments as `compatibility_of`.
+    """Send every kind of request to both engines, each engine one at a time. Arguments as `compatibility_of`.
 
     Raises:
         EvaluationError: an engine does not answer, or ends at a request, which is named; the two are of different
             versions or limits; a plain chat request is not served.
     """
-    results, versions, lengths = [], set(), set()
-    for endpoint in (plain, drafting):
+
+    def probe(endpoint: ArmEndpoint) -> Probed:
         with _client(endpoint, timeout_s, transport) as client:
-            versions.add(_version(client, endpoint))
+            version = _version(client, endpoint)
             engine, found = _probe_all(client, endpoint, device)
-            lengths.add(engine.max_model_len)
-            results.append(found)
+            return Probed(version, engine.max_model_len, found)
+
+    # Nothing is timed, so both engines are asked at once.
+    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="requests") as pool:
+        told = list(pool.map(probe, (plain, drafting)))
+    versions, lengths = {one.version for one in told}, {one.max_model_len for one in told}
     if len(versions) > 1 or len(lengths) > 1:
         raise EvaluationError(
             "the plain and the drafting engine differ in more than drafting",
             got=f"versions {', '.join(sorted(versions))}; context lengths {', '.join(map(str, sorted(lengths)))}",
         )
-    rows = [_row(feature, results[0][feature], results[1][feature]) for feature in FEATURES]
+    rows = [_row(feature, *(one.results[feature] for one in told)) for feature in FEATURES]
     return CompatibilityTable(
         engine_version=versions.pop(),
         method=method,

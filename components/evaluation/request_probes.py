@@ -20,7 +20,7 @@ Body = Mapping[str, Any]
 Check = Callable[[Body], str | None]
 
 QUESTION = "Write one sentence about the sea and one about the moon."
-NUM_TOKENS = 24
+NUM_TOKENS = 12
 FILLER_TOKEN = 40
 """A plain token of any vocabulary: byte-level ones begin with the printable characters of ASCII."""
 LOGPROB_SLACK = 1e-3

@@ -31,6 +31,10 @@ PLAIN_ROUNDS, DRAFTING_ROUNDS = 3, 1
 """How often the plain engine (its own control) and each drafting one answer the evaluation prompts."""
 GATE_STARTS = 2.0
 """The candidate's engine, and the process of the train-served gap."""
+ARMS = 2
+"""Engines that are compared: the candidate's and no draft."""
+NUM_REQUEST_KINDS, REQUEST_TOKENS = 19, 12
+"""Of the table of requests (evaluation/request_probes.py), asked one at a time, of both arms at once."""
 CANARY_STARTS = 1.0
 REST_STARTS = 1.0
 """Registering, the report, and the ends of engines."""
@@ -117,12 +121,55 @@ def _gate_s(recipe: Recipe, amounts: Amounts, engine: EnginePace, probe: Machine
     num_starts = GATE_STARTS + (1 if amounts.num_untrained_prompts else 0)
     if recipe.gate.max_train_served_gap is not None:
         num_answers += 2 * evaluation.num_gap_prompts
-    speed_s = sum(
-        2 * evaluation.speed_repeats * max(evaluation.speed_requests, level) * evaluation.max_tokens
+    return (
+        num_starts * probe.engine_up_s
+        + num_answers * evaluation.max_tokens / rate
+        + _speed_s(recipe, amounts, engine)
+        + NUM_REQUEST_KINDS * REQUEST_TOKENS / engine.tokens_per_s(1)
+        + _further_arms_s(recipe, amounts, engine, probe)
+        + _sampled_s(recipe, amounts, engine)
+        + _warm_prefix_s(recipe, engine, probe)
+    )
+
+
+def _speed_s(recipe: Recipe, amounts: Amounts, engine: EnginePace) -> float:
+    """Rounds of two arms in turns, at each load."""
+    evaluation = recipe.evaluation
+    return sum(
+        ARMS * evaluation.speed_repeats * max(evaluation.speed_requests, level) * evaluation.max_tokens
         / engine.tokens_per_s(level)
         for level in amounts.speed_concurrency
     )  # fmt: skip
-    return num_starts * probe.engine_up_s + num_answers * evaluation.max_tokens / rate + speed_s
+
+
+def _further_arms_s(recipe: Recipe, amounts: Amounts, engine: EnginePace, probe: MachineProbe) -> float:
+    """Rivals, shorter drafts and the shipped schedule: an engine each, answers, speed in turns with no draft."""
+    evaluation = recipe.evaluation
+    num_engines = len(evaluation.rivals) + len(evaluation.draft_lengths) + evaluation.measure_schedule
+    num_prompts = sum(amounts.slices.values())
+    num_answers = len(evaluation.rivals) * num_prompts
+    num_answers += len(evaluation.draft_lengths) * min(evaluation.num_sampled_prompts, num_prompts)
+    answers_s = num_answers * evaluation.max_tokens / engine.tokens_per_s(evaluation.acceptance_concurrency)
+    return num_engines * (probe.engine_up_s + _speed_s(recipe, amounts, engine)) + answers_s
+
+
+def _sampled_s(recipe: Recipe, amounts: Amounts, engine: EnginePace) -> float:
+    """Acceptance at further temperatures, and draws of both arms at those above 0."""
+    evaluation = recipe.evaluation
+    num_prompts = min(evaluation.num_sampled_prompts, sum(amounts.slices.values()))
+    num_tokens = len(evaluation.temperatures[1:]) * num_prompts * evaluation.max_tokens
+    num_hot = sum(temperature > 0 for temperature in evaluation.temperatures)
+    num_tokens += num_hot * ARMS * evaluation.num_draw_prompts * evaluation.num_draws * evaluation.draw_tokens
+    return num_tokens / engine.tokens_per_s(evaluation.acceptance_concurrency)
+
+
+def _warm_prefix_s(recipe: Recipe, engine: EnginePace, probe: MachineProbe) -> float:
+    """Each question cold and warm, one at a time; the prefix is read once more than there are questions."""
+    warm = recipe.evaluation.warm_prefix
+    if warm is None:
+        return 0.0
+    read_s = (warm.num_questions + 1) * warm.prefix_tokens / probe.prompt_tokens_per_s
+    return ARMS * (read_s + 2 * warm.num_questions * recipe.evaluation.max_tokens / engine.tokens_per_s(1))
 
 
 def _canary_s(recipe: Recipe, amounts: Amounts, engine: EnginePace, probe: MachineProbe) -> float:

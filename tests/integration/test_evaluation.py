@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -12,6 +14,9 @@ import pytest
 from components.contracts import (
     ArmEndpoint,
     CheckpointRef,
+    CompatibilityTable,
+    Rival,
+    Served,
     TargetFingerprint,
     TargetRef,
     Verdict,
@@ -21,14 +26,27 @@ from components.drafter.build import build_drafter
 from components.drafter.checkpoint import export_checkpoint
 from components.errors import EvaluationError
 from components.evaluation.acceptance import expected_counters, measure_acceptance
+from components.evaluation.all_steps import all_step_length
+from components.evaluation.compatibility import compatibility_of
 from components.evaluation.decide import decide
 from components.evaluation.losslessness import losslessness
 from components.evaluation.measure import build_report
 from components.evaluation.prompts import Prompt
+from components.evaluation.rivals import beaten_by, measure_rival, with_rivals
 from components.evaluation.speed import measure_speed
+from components.evaluation.warm_prefix import measure_warm_prefix
+from components.reporting.gate_rivals import rivals_section
 from components.serving.command import EngineSpec
 from components.serving.engine import free_port, start_engines
-from components.settings import DrafterSettings, EngineSettings, EvaluationSettings, GateSettings, load_recipe
+from components.settings import (
+    DrafterSettings,
+    EngineSettings,
+    EvaluationSettings,
+    GateSettings,
+    WarmPrefixSettings,
+    load_recipe,
+)
+from components.stages.prompts import load_prompts
 
 pytestmark = pytest.mark.integration
 
@@ -46,9 +64,9 @@ SETTINGS = EvaluationSettings(
 ENGINE = EngineSettings(
     device="cpu",
     dtype="float32",
-    max_model_len=256,
+    max_model_len=640,
     max_num_seqs=8,
-    max_num_batched_tokens=256,
+    max_num_batched_tokens=640,
     kv_cache_gib=0.1,
     startup_timeout_s=900,
 )
@@ -185,6 +203,94 @@ def test_wrong_arms_are_told_apart(endpoints: dict[str, ArmEndpoint]) -> None:
     stranger = endpoints["no_draft"].model_copy(update={"model": "somebody-else"})
     with pytest.raises(EvaluationError):
         measure_acceptance(stranger, PROMPTS[:1], settings=SETTINGS)
+
+
+def test_every_kind_of_request_is_sent_to_both_engines_and_the_table_is_kept(
+    endpoints: dict[str, ArmEndpoint], tmp_path: Path
+) -> None:
+    def table() -> CompatibilityTable:
+        return compatibility_of(
+            endpoints["no_draft"], endpoints["candidate"], method="dflash", device="cpu", folder=tmp_path
+        )
+
+    measured = table()
+    by_feature = {row.feature: row for row in measured.rows}
+    assert {name for name, row in by_feature.items() if row.plain is Served.REFUSED} == set()
+    # vLLM 0.32 refuses these two of a drafting engine (`SamplingParams._validate_spec_decode`), and no others.
+    assert {name for name, row in by_feature.items() if row.drafting is Served.REFUSED} == {"min_p", "logit_bias"}
+    assert by_feature["seed"].drafting is Served.NOT_SENT
+    assert all(by_feature[name].drafting is Served.OK for name in ("chat", "n", "top_k", "logprobs", "json_schema"))
+    assert table() == measured
+    # All that was sent left both engines whole.
+    measure_acceptance(endpoints["candidate"], PROMPTS[:2], settings=SETTINGS)
+
+
+def test_a_shared_prefix_is_computed_cold_and_taken_from_the_cache_warm(endpoints: dict[str, ArmEndpoint]) -> None:
+    warm = WarmPrefixSettings(num_questions=2, prefix_tokens=200)
+    settings = SETTINGS.model_copy(update={"warm_prefix": warm, "max_tokens": 8})
+    for arm in ("candidate", "no_draft"):
+        point = measure_warm_prefix(endpoints[arm], settings=settings)
+        assert point.cached_cold == 0
+        assert point.cached_warm is not None and 0 < point.cached_warm < point.num_prompt_tokens
+        assert (point.acceptance_warm is None) == (arm == "no_draft")
+
+
+def test_a_slice_from_a_file_is_asked_whole_and_in_the_recipes_variants(
+    endpoints: dict[str, ArmEndpoint], tmp_path: Path
+) -> None:
+    rows = [
+        [("system", "Be brief."), ("user", f"what is {n}"), ("assistant", "a number"), ("user", "and then")]
+        for n in range(4)
+    ]
+    lines = [json.dumps({"messages": [{"role": role, "content": text} for role, text in row]}) for row in rows]
+    path = tmp_path / "ours.jsonl"
+    path.write_text("\n".join(lines))
+    own = {"kind": "file", "path": str(path), "num_prompts": 4}
+    settings = EvaluationSettings.model_validate(SETTINGS.model_dump() | {"slices": {"ours": own}})
+    prompts = load_prompts(settings, template_variants=({}, {"enable_thinking": False}))
+    assert sorted(len(prompt.variant) for prompt in prompts) == [0, 0, 1, 1]
+    measured = measure_acceptance(endpoints["candidate"], prompts, settings=settings)
+    alone = measure_acceptance(
+        endpoints["candidate"], [_prompt("ours", n, "and then") for n in range(1)], settings=settings
+    )
+    # The system prompt and the earlier turns are asked, too.
+    assert min(p.num_prompt_tokens for p in measured.prompts) > alone.prompts[0].num_prompt_tokens + 20
+
+
+@pytest.mark.long
+def test_ngram_copies_what_the_prompt_repeats_and_is_compared(
+    endpoints: dict[str, ArmEndpoint], target: TargetRef, tmp_path: Path
+) -> None:
+    rival = Rival(method="ngram", num_draft_tokens=NUM_DRAFT_TOKENS, lookup=(1, 3))
+    spec = EngineSpec(
+        name="ngram", port=free_port(), model_path=target.path, served_model_name=MODEL,
+        settings=ENGINE, device="cpu", num_cores=1, rival=rival,
+    )  # fmt: skip
+    measure = partial(measure_acceptance, settings=SETTINGS)
+    plain = endpoints["no_draft"]
+    with start_engines([spec], log_dir=tmp_path, fingerprint=FINGERPRINT) as (engine,):
+        found = measure_rival(
+            engine.endpoint("candidate"), plain, PROMPTS, measure=measure,
+            speed=partial(measure_speed, settings=SETTINGS),
+        )  # fmt: skip
+
+    # Drafts where something repeats and not at every step; what it answers is what the plain engine answers.
+    drafted = sum(one.num_steps for one in found.measured.prompts)
+    assert 0 < drafted < sum(one.num_output_tokens for one in found.measured.prompts)
+    answers = {one.prompt_id: one for one in measure(plain, PROMPTS).prompts}
+    assert all(one.num_output_tokens == answers[one.prompt_id].num_output_tokens for one in found.measured.prompts)
+    assert all(1.0 <= all_step_length([one]) <= 1 + NUM_DRAFT_TOKENS for one in found.measured.prompts)
+
+    measured = {arm: measure(one, PROMPTS, with_logprobs=arm == "no_draft") for arm, one in endpoints.items()}
+    speed = dict.fromkeys(endpoints, found.no_draft_speed)
+    recipe = load_recipe("demo").model_copy(update={"evaluation": SETTINGS, "engine": ENGINE})
+    report = build_report(target, measured=measured, speed=speed, prompts=PROMPTS, recipe=recipe)
+    report = with_rivals(report, [found])
+    overall = beaten_by(report, GateSettings())[0]
+    # A random drafter keeps about one token per step; what copies from a repeating answer keeps more.
+    assert overall.rival_length > 1.0
+    assert overall.candidate_length < 1.2
+    assert "Against drafting without a drafter" in rivals_section(report, beaten_by(report, GateSettings()))
 
 
 def test_engine_that_is_not_there() -> None:

@@ -7,7 +7,7 @@ import pytest
 from components.contracts import Amounts, MachineProbe
 from components.pace.model import EnginePace, stage_seconds, training_steps
 from components.pace.plan import full_amounts, least_amounts, make_plan, training_limit, with_amounts
-from components.settings import PaceSettings, Recipe, load_recipe
+from components.settings import PaceSettings, Recipe, WarmPrefixSettings, load_recipe
 
 FAST = MachineProbe(
     engine_up_s=14, tokens_per_s={4: 160, 64: 640}, prompt_tokens_per_s=2800, training_step_s=0.2, trainer_up_s=10,
@@ -48,6 +48,26 @@ def test_two_loads_give_the_cost_of_a_step_and_of_a_row() -> None:
     assert engine.tokens_per_s(1) == pytest.approx(1 / 0.02125)
 
 
+def test_what_a_recipe_asks_of_the_gate_beside_is_counted(recipe: Recipe) -> None:
+    amounts = Amounts(
+        num_conversations=450, slices={"mt_bench": 10, "humaneval": 8}, speed_concurrency=(1,),
+        num_untrained_prompts=0, canary_step_s=12,
+    )  # fmt: skip
+
+    def gate_s(**values: object) -> float:
+        evaluation = recipe.evaluation.model_copy(update=values)
+        return stage_seconds(recipe.model_copy(update={"evaluation": evaluation}), amounts, FAST)["gate"]
+
+    plain_s, speed_s = gate_s(), 2 * 8 * 4 * 64 * 0.02125
+    assert gate_s(rivals=("ngram",)) - plain_s == pytest.approx(14 + speed_s + 18 * 64 / 160)
+    assert gate_s(draft_lengths=(2, 3)) - plain_s == pytest.approx(2 * (14 + speed_s + 16 * 64 / 160))
+    assert gate_s(measure_schedule=True) - plain_s == pytest.approx(14 + speed_s)
+    # One further temperature above 0: 16 prompts, and 2 arms x 4 prompts x 128 draws of 4 tokens.
+    assert gate_s(temperatures=(0.0, 0.7)) - plain_s == pytest.approx((16 * 64 + 2 * 4 * 128 * 4) / 160)
+    warm = WarmPrefixSettings(num_questions=8, prefix_tokens=600)
+    assert gate_s(warm_prefix=warm) - plain_s == pytest.approx(2 * (9 * 600 / 2800 + 16 * 64 * 0.02125))
+
+
 def test_one_load_is_taken_in_proportion() -> None:
     assert EnginePace.fit({8: 80}).tokens_per_s(2) == pytest.approx(80)
 
@@ -72,8 +92,9 @@ def test_stages_by_hand(recipe: Recipe) -> None:
     steps = round(2 * 427.5 * 185 / (0.73 * 384))
     assert training_steps(recipe, amounts) == steps
     assert stages["train"] == pytest.approx(14 + 8192 / 2800 + 1.05 * steps * (0.2 + 0.73 * 384 / 2800))
-    # Two starts; 18 prompts four times and 16 twice at 4 in flight; 2 arms x 2 rounds x 8 requests at 1 in flight.
-    gate = 2 * 14 + (18 * 4 + 32) * 64 / 160 + 2 * 2 * 8 * 64 * 0.02125
+    # Two starts; 18 prompts four times and 16 twice at 4 in flight; 2 arms x 8 rounds x 4 requests, and 19 kinds of
+    # request of 12 tokens, at 1 in flight.
+    gate = 2 * 14 + (18 * 4 + 32) * 64 / 160 + (2 * 8 * 4 * 64 + 19 * 12) * 0.02125
     assert stages["gate"] == pytest.approx(gate)
     assert stages["canary"] == pytest.approx(14 + 5 * 12)
     assert stages["rest"] == pytest.approx(14)
@@ -101,9 +122,9 @@ def test_a_slower_machine_gives_up_conversations_first_and_ends_in_time(recipe: 
 def test_three_times_slower_ends_in_time_with_all_rules(recipe: Recipe, pace: PaceSettings) -> None:
     slow = slower(FAST, 3)
     full_s = make_plan(recipe, pace, slow, available_s=1e9).expected_s
-    plan = make_plan(recipe, pace, slow, available_s=1000)
-    assert full_s > 2 * 1000
-    assert plan.fits and plan.expected_s <= 1000
+    plan = make_plan(recipe, pace, slow, available_s=1150)
+    assert full_s > 2 * 1150
+    assert plan.fits and plan.expected_s <= 1150
     done = with_amounts(recipe, plan.chosen)
     assert done.gate == recipe.gate
     assert recipe.gate.serving_concurrency in done.evaluation.speed_concurrency
