@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 
 from components.curation.chunks import Apply, apply_here
 from components.errors import ConfigError
-from components.serving.command import available_cores
+from components.serving.engines.command import available_cores
 from components.settings import CurationSettings
 from tasks.retry import is_transient
 

@@ -8,10 +8,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from components.contracts import DatasetRef, TargetRef
+from components.curation.answers.regenerate import Regeneration, regenerate
 from components.curation.curate import Collected, Finished, collect, finish
-from components.curation.regenerate import Regeneration, regenerate
-from components.curation.self_prompts import with_written_prompts
-from components.curation.sources import evaluation_texts
+from components.curation.sources.mixture import evaluation_texts
+from components.curation.sources.self_prompts import with_written_prompts
 from components.settings import CurationSettings
 from components.stages.engines import plain_engine
 from components.stages.prompts import held_out_texts

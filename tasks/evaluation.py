@@ -8,12 +8,12 @@ from prefect.logging import get_run_logger
 
 from components.contracts import AcceptanceReport, CheckpointRef, GateDecision, Record, Release, TargetRef
 from components.evaluation.acceptance import Measured
-from components.evaluation.asked import Asked
-from components.stages.gate import decide_gate, measure_gate, remeasure_champion
-from components.stages.gate_run import Contest, GateRun
-from components.stages.looks import next_look, record_look
+from components.evaluation.rules.asked import Asked
+from components.stages.gate.conduct import decide_gate, measure_gate, remeasure_champion
+from components.stages.gate.looks import next_look, record_look
+from components.stages.gate.run import Contest, GateRun
+from components.stages.gate.same_weights import champion_to_beat
 from components.stages.prompts import prompts_of
-from components.stages.same_weights import champion_to_beat
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.loop import Loop
 from tasks.steps import as_task

@@ -23,11 +23,11 @@ from components.contracts import (
 )
 from components.drafter.checkpoint import rebind_checkpoint
 from components.evaluation.acceptance import Measured
-from components.evaluation.measure import paired_acceptance_lengths
+from components.evaluation.report import paired_acceptance_lengths
 from components.registry.releases import acceptance_report_of
 from components.reporting.render import markdown, write_report
 from components.reporting.report import CurvePoint, LifecycleReport, orchestration_share
-from components.serving.production import ProductionEngine
+from components.serving.rollout.production import ProductionEngine
 from components.stages.engines import stop_drafting_engine
 from components.targets.changes import MeasuredPolicy, policy_after_measurement
 from components.training.job import TrainingResult

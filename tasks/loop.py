@@ -19,9 +19,9 @@ from components.errors import ConfigError, DSparkError, ServiceError
 from components.pace.plan import with_amounts
 from components.reporting.memory import MemorySampler
 from components.services.endpoints import Endpoints, load_endpoints, load_settings, service_pids
-from components.serving.pool import EnginePool
+from components.serving.engines.pool import EnginePool
 from components.settings import Recipe, load_recipe
-from components.stages.clock import StageClock
+from components.system.day_clock import StageClock
 
 RecordT = TypeVar("RecordT", bound=Reference)
 

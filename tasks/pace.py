@@ -12,15 +12,15 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from components.contracts import MachineProbe, PacePlan, TargetRef
-from components.curation.self_prompts import num_missing_prompts, with_written_prompts
+from components.curation.sources.self_prompts import num_missing_prompts, with_written_prompts
 from components.pace.plan import make_plan
 from components.pace.probe import EngineProbe
 from components.reporting.pace_words import plan_lines, plan_rows, probe_line
-from components.serving.command import resolve_device
-from components.serving.engine import Engine
+from components.serving.engines.command import resolve_device
+from components.serving.engines.engine import Engine
 from components.settings import PaceSettings
 from components.stages.engines import plain_engine
-from components.training.step_job import StepJob, StepTimes, run_step_probe
+from components.training.checks.step_job import StepJob, StepTimes, run_step_probe
 from tasks.artifacts import markdown_table, progress_reporter, publish_markdown
 from tasks.loop import Loop
 

@@ -20,8 +20,8 @@ from components.contracts import (
     Verdict,
 )
 from components.errors import RegistryError
-from components.evaluation.asked import Asked
-from components.evaluation.decide import check_decision
+from components.evaluation.rules.asked import Asked
+from components.evaluation.rules.decide import check_decision
 from components.registry.client import Registry
 from components.registry.releases import (
     champion,
@@ -32,10 +32,10 @@ from components.registry.releases import (
     set_alias,
 )
 from components.settings.signing import signing_key
-from components.stages.evidence import check_evidence
-from components.stages.gate import PLAIN_ANSWERS
+from components.stages.gate.conduct import PLAIN_ANSWERS
+from components.stages.gate.evidence import check_evidence
+from components.stages.gate.same_weights import champion_to_beat
 from components.stages.prompts import prompts_of
-from components.stages.same_weights import champion_to_beat
 from tasks.loop import Loop
 from tasks.retry import is_transient
 

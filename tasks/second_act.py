@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from components.contracts import ChangeAction, TargetRef, now_utc
-from components.curation.human_chats import human_chats
+from components.curation.sources.human_chats import human_chats
 from components.errors import ConfigError, ServiceError
 from components.reporting.render import markdown, write_report
 from components.reporting.report import ArmFigures, LifecycleReport, TargetChangeReport, orchestration_share

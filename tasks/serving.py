@@ -10,11 +10,11 @@ from prefect.logging import get_run_logger
 
 from components.contracts import ArmEndpoint, CanaryReport, CanaryStep, Release
 from components.reporting.plots import canary_weights
-from components.serving.production import ProductionEngine, put_into_production
-from components.serving.rollout import BaselineKind, run_canary
-from components.serving.splitter import Splitter
+from components.serving.rollout.production import ProductionEngine, put_into_production
+from components.serving.rollout.rollout import BaselineKind, run_canary
+from components.serving.rollout.splitter import Splitter
 from components.stages.engines import plain_engine, plain_key, released_engine, released_key
-from components.stages.watch_outputs import output_check, replayed_prompts
+from components.stages.gate.watch_outputs import output_check, replayed_prompts
 from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
 from tasks.loop import Loop
 from tasks.registry import registry_of

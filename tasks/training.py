@@ -18,8 +18,8 @@ from components.errors import FingerprintMismatchError
 from components.hidden_states.store import sweep_run
 from components.pace.plan import training_limit
 from components.reporting.calibration_plots import reliability_diagram
-from components.serving.command import resolve_device
-from components.serving.keeper import EngineKeeper
+from components.serving.engines.command import resolve_device
+from components.serving.engines.keeper import EngineKeeper
 from components.settings import TrainingSettings
 from components.stages.engines import extraction_engine, extraction_key
 from components.training.job import TrainingJob, TrainingResult

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import httpx
 
-from components.evaluation.greedy_answers import NUM_TOP_LOGPROBS, TopLogprobs
-from components.serving.command import EngineSpec
-from components.serving.engine import Engine, free_port
+from components.evaluation.outputs.greedy_answers import NUM_TOP_LOGPROBS, TopLogprobs
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.engine import Engine, free_port
 from components.settings import EngineSettings
 
 # Safety nets: a slow machine takes minutes.

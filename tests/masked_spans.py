@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from components.curation.conversation import AnsweredConversation
-from components.curation.render import Renderer
+from components.curation.dataset.render import Renderer
 
 
 def supervised(renderer: Renderer, item: AnsweredConversation) -> list[str]:

@@ -20,11 +20,11 @@ from components.drafter.build import build_drafter
 from components.drafter.start import read_lm_head
 from components.drafter.vocabulary import build_draft_vocabulary
 from components.settings import DrafterSettings, TrainingSettings
-from components.training.loop import Loop, TrainingStoppedError
+from components.training.checks.acceptance import Validation
 from components.training.packing import Pack
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
-from components.training.validate import Validation
+from components.training.trainer import Loop, TrainingStoppedError
 
 DRAFTER = DrafterSettings(num_layers=2, block_size=4, markov_rank=8, draft_vocab_size=256)
 NUM_STEPS, STOPPED_AT = 6, 3

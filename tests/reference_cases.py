@@ -20,11 +20,11 @@ from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.train.cli import create_transformer_layer_config
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from components.drafter import reference_verify
-from components.drafter.calibration import fit_calibration
-from components.drafter.reference import ReferenceDecoder
-from components.drafter.reference_verify import Verification
-from components.drafter.scheduler import PrefixScheduler
+from components.drafter.confidence.calibration import fit_calibration
+from components.drafter.confidence.scheduler import PrefixScheduler
+from components.drafter.reference import verify as reference_verify
+from components.drafter.reference.decoder import ReferenceDecoder
+from components.drafter.reference.verify import Verification
 from components.drafter.vocabulary import from_token_ids
 
 VOCAB_SIZE = 8

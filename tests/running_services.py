@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from components.services.endpoints import REPO_DIR, STATE_FILE, ServicesState
-from components.services.ports import PORT_FIELDS
-from components.services.processes import run_processes
+from components.system.ports import PORT_FIELDS
+from components.system.processes import run_processes
 
 START_TIMEOUT_S = 600
 """How long services may take to come up: a safety net, as slow machines need minutes."""

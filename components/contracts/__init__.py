@@ -7,7 +7,13 @@ One module per concept; importers take every name from here.
 
 from __future__ import annotations
 
-from components.contracts.acceptance import (
+from components.contracts.calibration import Calibration, PrefixThreshold, ReliabilityBin, ReliabilityFigures
+from components.contracts.change import ChangeAction, ChangeKind, TargetChange
+from components.contracts.checkpoint import CALIBRATION_FILE, FINGERPRINT_FILE, CheckpointRef, digest_checkpoint
+from components.contracts.dataset import DatasetRef, is_held_out
+from components.contracts.digests import digest_file, digest_json
+from components.contracts.files import append_line, write_atomic
+from components.contracts.gate.acceptance import (
     AcceptanceReport,
     ArmReport,
     DraftLengthReport,
@@ -15,24 +21,17 @@ from components.contracts.acceptance import (
     TemperatureReport,
     TrainServedGap,
 )
-from components.contracts.answers import PlainAnswer, PlainAnswers
-from components.contracts.calibration import Calibration, PrefixThreshold, ReliabilityBin, ReliabilityFigures
-from components.contracts.change import ChangeAction, ChangeKind, TargetChange
-from components.contracts.checkpoint import CALIBRATION_FILE, FINGERPRINT_FILE, CheckpointRef, digest_checkpoint
-from components.contracts.compatibility import (
+from components.contracts.gate.answers import PlainAnswer, PlainAnswers
+from components.contracts.gate.compatibility import (
     FEATURES,
     CompatibilityRow,
     CompatibilityTable,
     RequestFeature,
     Served,
 )
-from components.contracts.dataset import DatasetRef, is_held_out
-from components.contracts.digests import digest_file, digest_json
-from components.contracts.endpoints import ArmEndpoint, StoreEndpoint
-from components.contracts.files import append_line, write_atomic
-from components.contracts.gate import GateDecision, RuleResult, Verdict
-from components.contracts.losslessness import Divergence, SampledOutputs, SelfComparison
-from components.contracts.measurement import (
+from components.contracts.gate.decision import GateDecision, RuleResult, Verdict
+from components.contracts.gate.losslessness import Divergence, SampledOutputs, SelfComparison
+from components.contracts.gate.measurement import (
     ArmGroups,
     GroupAcceptance,
     PromptMeasurement,
@@ -40,12 +39,13 @@ from components.contracts.measurement import (
     SpeedPoint,
     WarmPrefixPoint,
 )
+from components.contracts.gate.rivals import Rival, RivalComparison, RivalMethod, Standing
 from components.contracts.pace import Amounts, MachineProbe, PacePlan
 from components.contracts.progress import Progress, StageTiming, now_utc
 from components.contracts.record import Record, Reference
 from components.contracts.release import Promotion, Release
-from components.contracts.rivals import Rival, RivalComparison, RivalMethod, Standing
-from components.contracts.rollout import CanaryReport, CanaryStep
+from components.contracts.serving.endpoints import ArmEndpoint, StoreEndpoint
+from components.contracts.serving.rollout import CanaryReport, CanaryStep
 from components.contracts.stream import StreamReport
 from components.contracts.target import TargetFingerprint, TargetRef
 

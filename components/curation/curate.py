@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.contracts import DatasetRef, Progress, TargetRef
+from components.curation.answers.regenerate import Regeneration
+from components.curation.answers.spool import conversation_spool
 from components.curation.chunks import CHUNK, Apply, apply_here, round_size
 from components.curation.conversation import AnsweredConversation, Conversation, Row
-from components.curation.dataset import DOCS_INDEX, staging_dir, write_dataset
-from components.curation.decontaminate import HeldOut
-from components.curation.dedup import cross_similarity
+from components.curation.dataset.expectations import Finding, ScalarFrame, Validation, validate_frame
+from components.curation.dataset.plots import plot_funnel
+from components.curation.dataset.render import Renderer, load_renderer, prove_masks, rewrites_history
+from components.curation.dataset.row_spool import RowSpool
+from components.curation.dataset.split import TRAIN, VALIDATION, check_both_sides, side_of
+from components.curation.dataset.write import DOCS_INDEX, staging_dir, write_dataset
 from components.curation.funnel import Funnel
-from components.curation.language import language_of
-from components.curation.plots import plot_funnel
 from components.curation.quarantine import Quarantine
-from components.curation.regenerate import Regeneration
-from components.curation.render import Renderer, load_renderer, prove_masks, rewrites_history
-from components.curation.row_spool import RowSpool
-from components.curation.sieve import BATCH, PromptJudge, Sieve, renderer_here
-from components.curation.sources import Mixture, describe_source
-from components.curation.split import TRAIN, VALIDATION, check_both_sides, side_of
-from components.curation.spool import conversation_spool
+from components.curation.sieve.decontaminate import HeldOut
+from components.curation.sieve.dedup import cross_similarity
+from components.curation.sieve.language import language_of
+from components.curation.sieve.sieve import BATCH, PromptJudge, Sieve, renderer_here
+from components.curation.sources.mixture import Mixture, describe_source
 from components.curation.text import batches
-from components.curation.validate import Finding, ScalarFrame, Validation, validate_frame
 from components.errors import CurationError, DatasetValidationError
 from components.settings import CurationSettings
 

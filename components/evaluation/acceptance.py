@@ -27,8 +27,8 @@ from components.evaluation.engine_client import (
     Speculation,
     answer_all,
 )
-from components.evaluation.greedy_answers import GreedyAnswer, digest_tokens
 from components.evaluation.journal import Journal
+from components.evaluation.outputs.greedy_answers import GreedyAnswer, digest_tokens
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from components.contracts import ArmEndpoint, Progress
 from components.errors import EvaluationError
-from components.evaluation.greedy_answers import NUM_TOP_LOGPROBS, TopLogprobs
+from components.evaluation.outputs.greedy_answers import NUM_TOP_LOGPROBS, TopLogprobs
 from components.evaluation.prompts import Prompt
 
 SPEC_PREFIX = "vllm:spec_decode_num_"

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from components.contracts import ArmGroups, ArmReport, GroupAcceptance, PromptMeasurement
-from components.evaluation.paired import acceptance_sums, slices_of
-from components.evaluation.statistics import Interval, estimate_ratio, ratio_of_sums
+from components.evaluation.rules.estimated import acceptance_sums, slices_of
+from components.evaluation.statistics.ratios import Interval, estimate_ratio, ratio_of_sums
 
 BAND_ENDS = (64, 256, 1024, 4096)
 """Prompt tokens, inclusive, at which a band of lengths ends; the last band has no end."""

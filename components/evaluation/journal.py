@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from components.contracts import ArmEndpoint, PromptMeasurement, append_line, digest_json, write_atomic
-from components.evaluation.greedy_answers import GreedyAnswer
+from components.evaluation.outputs.greedy_answers import GreedyAnswer
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.evaluation.estimate import Estimate
-from components.evaluation.power import prompts_needed
+from components.evaluation.statistics.estimate import Estimate
+from components.evaluation.statistics.power import prompts_needed
 
 MIN_ROUND_SPREAD = 0.02
 """Standard deviation of one round's log ratio, at the least: the medians of five rounds of 48 prompts on one engine

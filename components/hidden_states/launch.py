@@ -9,7 +9,7 @@ from components.errors import ConfigError
 from components.hidden_states.wire import budget_split, checked_name
 from components.settings import StreamSettings
 
-CONNECTOR_MODULE = "components.hidden_states.connector"
+CONNECTOR_MODULE = "components.hidden_states.in_vllm.connector"
 CONNECTOR_CLASS = "DSparkHiddenStatesConnector"
 
 _LOCAL_BUFFER_BYTES = 16 << 20  # only markers go through it; samples are put from registered memory

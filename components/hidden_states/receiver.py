@@ -19,7 +19,6 @@ from components.errors import EngineError, FingerprintMismatchError, StoreError,
 from components.hidden_states.buffers import Credits, Region, Ring
 from components.hidden_states.cache import StateCache
 from components.hidden_states.checks import FaultyStatesError, LayerVariance, LmHeadCheck
-from components.hidden_states.clock import Clock
 from components.hidden_states.extraction_client import EngineAwayError, ExtractionClient
 from components.hidden_states.read_buffer import ReadBuffer
 from components.hidden_states.sample import Arrival, Entry, Identity, Sample, SampleRequest
@@ -27,6 +26,7 @@ from components.hidden_states.statistics import StreamStatistics
 from components.hidden_states.store import StoreClient
 from components.hidden_states.wire import error_key, sample_name, store_key
 from components.settings import StreamSettings
+from components.system.clock import Clock
 
 __all__ = ["READ_AHEAD", "Receiver", "SampleRequest"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts import CanaryReport, StageTiming
-from components.reporting.acceptance_plots import plot_acceptance
 from components.reporting.calibration_plots import reliability_diagram
+from components.reporting.gate.acceptance_plots import plot_acceptance
 from components.reporting.report import ArmFigures, CurvePoint, LifecycleReport, TargetChangeReport
 from components.reporting.style import (
     ARM_COLOURS,

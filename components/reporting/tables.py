@@ -17,8 +17,8 @@ from components.contracts import (
     StageTiming,
     Verdict,
 )
-from components.reporting.acceptance_plots import ordered_arms
-from components.reporting.draft_lengths import LENGTH_NOTE, length_table
+from components.reporting.gate.acceptance_plots import ordered_arms
+from components.reporting.gate.draft_lengths import LENGTH_NOTE, length_table
 from components.reporting.pace_words import plan_rows, probe_line
 from components.reporting.report import ArmFigures, LifecycleReport, TargetChangeReport, speedup
 from components.reporting.style import label

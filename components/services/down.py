@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from components.errors import ServiceError, run_main
 from components.services.endpoints import STATE_FILE, ServicesState, resolve_state_dir
-from components.services.processes import run_processes, stop_run
 from components.services.up import exclusive
+from components.system.processes import run_processes, stop_run
 
 
 def main() -> None:

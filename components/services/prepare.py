@@ -28,8 +28,8 @@ from components.services.endpoints import (
     resolve_state_dir,
 )
 from components.services.haproxy import MAX_SOCKET_PATH_LENGTH, render_haproxy_config
-from components.services.ports import PORT_FIELDS
 from components.settings import ServicesSettings
+from components.system.ports import PORT_FIELDS
 
 PROCFILE = REPO_DIR / "Procfile"
 WORK_POOL = "dspark"

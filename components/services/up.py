@@ -25,11 +25,11 @@ from components.services.endpoints import (
     resolve_state_dir,
 )
 from components.services.health import build_checks, failing_checks
-from components.services.ports import resolve_ports
 from components.services.prepare import check_executables, prepare_folders, service_environment, write_state
-from components.services.processes import stop_run
 from components.services.supervisor import FAILURE_FILE
 from components.settings import ServicesSettings
+from components.system.ports import resolve_ports
+from components.system.processes import stop_run
 
 POLL_S = 0.5
 PROGRESS_EVERY_S = 5.0

@@ -8,23 +8,23 @@ One module per section; importers take every name from here.
 from __future__ import annotations
 
 from components.settings.base import Settings, SettingsT
-from components.settings.canary import CanarySettings
-from components.settings.curation import CurationSettings, SourceSettings
-from components.settings.drafter import DrafterSettings
-from components.settings.engine import EngineSettings
-from components.settings.evaluation import EvaluationSettings
-from components.settings.evaluation_slice import SliceSettings, WarmPrefixSettings
-from components.settings.gate import GateSettings
 from components.settings.loading import CONFIGS_DIR, PRESETS_DIR, load_recipe, load_services
-from components.settings.pace import PaceSettings
 from components.settings.precision import native_dtype
 from components.settings.recipe import Recipe
+from components.settings.sections.canary import CanarySettings
+from components.settings.sections.curation import CurationSettings, SourceSettings
+from components.settings.sections.drafter import DrafterSettings
+from components.settings.sections.engine import EngineSettings
+from components.settings.sections.evaluation import EvaluationSettings
+from components.settings.sections.evaluation_slice import SliceSettings, WarmPrefixSettings
+from components.settings.sections.gate import GateSettings
+from components.settings.sections.pace import PaceSettings
+from components.settings.sections.stream import StreamSettings
+from components.settings.sections.target import TargetSettings
+from components.settings.sections.training import TrainingSettings
+from components.settings.sections.watch import WatchSettings
 from components.settings.services import ServicesSettings
-from components.settings.stream import StreamSettings
-from components.settings.target import TargetSettings
-from components.settings.training import TrainingSettings
 from components.settings.validation import SECTIONS
-from components.settings.watch import WatchSettings
 
 __all__ = [
     "CONFIGS_DIR",

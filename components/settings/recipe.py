@@ -7,17 +7,17 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from components.settings.base import Settings
-from components.settings.canary import CanarySettings
-from components.settings.curation import CurationSettings
-from components.settings.drafter import DrafterSettings
-from components.settings.engine import EngineSettings
-from components.settings.evaluation import EvaluationSettings
-from components.settings.gate import GateSettings
-from components.settings.pace import PaceSettings
-from components.settings.stream import StreamSettings
-from components.settings.target import TargetSettings
-from components.settings.training import TrainingSettings
-from components.settings.watch import WatchSettings
+from components.settings.sections.canary import CanarySettings
+from components.settings.sections.curation import CurationSettings
+from components.settings.sections.drafter import DrafterSettings
+from components.settings.sections.engine import EngineSettings
+from components.settings.sections.evaluation import EvaluationSettings
+from components.settings.sections.gate import GateSettings
+from components.settings.sections.pace import PaceSettings
+from components.settings.sections.stream import StreamSettings
+from components.settings.sections.target import TargetSettings
+from components.settings.sections.training import TrainingSettings
+from components.settings.sections.watch import WatchSettings
 
 
 class Recipe(Settings):

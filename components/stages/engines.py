@@ -8,9 +8,9 @@ from typing import Protocol
 from components.contracts import CheckpointRef, Release, Rival, TargetRef
 from components.hidden_states.launch import extraction_args
 from components.services.endpoints import Endpoints
-from components.serving.command import DraftSampleMethod, EngineSpec, resolve_device
-from components.serving.engine import Engine
-from components.serving.pool import EnginePool
+from components.serving.engines.command import DraftSampleMethod, EngineSpec, resolve_device
+from components.serving.engines.engine import Engine
+from components.serving.engines.pool import EnginePool
 from components.settings import Recipe
 
 

@@ -16,10 +16,10 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from components.curation.language import UNKNOWN, language_of
 from components.curation.quarantine import BadRowError
-from components.curation.rows import read_context
-from components.curation.sources import column_of, rows_in_order, source_state
+from components.curation.sieve.language import UNKNOWN, language_of
+from components.curation.sources.mixture import column_of, rows_in_order, source_state
+from components.curation.sources.rows import read_context
 from components.errors import CurationError, EvaluationError
 from components.evaluation.prompts import (
     SLICES,

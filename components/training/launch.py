@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from components.settings import TrainingSettings
+from components.system.child import child_environment, run_process
 from components.training.job import RESULT_FILE, TrainingJob, TrainingResult
-from components.training.process import child_environment, run_process
 
 MODULE = "components.training.main"
 

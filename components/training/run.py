@@ -18,18 +18,18 @@ from components.drafter.checkpoint import export_checkpoint
 from components.drafter.start import read_lm_head
 from components.hidden_states.sample import SampleRequest
 from components.hidden_states.stream import HiddenStateStream
-from components.training.calibrate import calibrate, calibration_line, calibration_metrics
+from components.training.checks.acceptance import Validation
+from components.training.checks.calibrate import calibrate, calibration_line, calibration_metrics
 from components.training.data import Rows, load_split, requests, training_order
+from components.training.drafter import JobDrafter
 from components.training.engines import wait_for_engines
 from components.training.job import RESULT_FILE, TrainingJob, TrainingResult
-from components.training.job_drafter import JobDrafter
-from components.training.loop import Loop
-from components.training.objective import BlockObjective
+from components.training.objectives.block import BlockObjective
 from components.training.packing import pack_samples
 from components.training.state import StateFolder
 from components.training.stopping import StopOnSignal
 from components.training.telemetry import MetricsLog, ProgressTicker
-from components.training.validate import Validation
+from components.training.trainer import Loop
 
 
 class Run:

@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts import TargetRef
-from components.curation.answer_shards import AnswerShards
+from components.curation.answers.regenerate import Regeneration, regenerate
+from components.curation.answers.shards import AnswerShards
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
 from components.curation.curate import Collected, collect, finish
-from components.curation.dedup import NearDuplicateIndex, jaccard, shingles
-from components.curation.packages import package_rows
-from components.curation.regenerate import Regeneration, regenerate
-from components.curation.render import Renderer, load_renderer
-from components.curation.sieve import BATCH
+from components.curation.dataset.render import Renderer, load_renderer
+from components.curation.sieve.dedup import NearDuplicateIndex, jaccard, shingles
+from components.curation.sieve.sieve import BATCH
+from components.curation.sources.packages import package_rows
 from components.curation.text import batches
 from components.errors import ServiceError
 from components.services.endpoints import REPO_DIR
-from components.serving.command import EngineSpec, engine_environment
-from components.serving.engine import Engine, free_port
+from components.serving.engines.command import EngineSpec, engine_environment
+from components.serving.engines.engine import Engine, free_port
 from components.settings import CurationSettings, EngineSettings, load_recipe
 from components.targets.resolve import resolve_target
 from tests.benchmarks.loop_figures import at_least, at_most
@@ -60,7 +60,7 @@ print(json.dumps({"tokens_per_s": sum(len(a.outputs[0].token_ids) for a in answe
 REGENERATE = """
 import pickle, sys
 from pathlib import Path
-from components.curation.regenerate import regenerate
+from components.curation.answers.regenerate import regenerate
 regenerate(**pickle.loads(Path(sys.argv[1]).read_bytes()), progress=lambda what, done, total: None)
 """
 

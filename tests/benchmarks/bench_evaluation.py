@@ -8,10 +8,14 @@ from itertools import pairwise
 import numpy as np
 
 from components.contracts import Verdict
-from components.evaluation.bootstrap import bootstrap_ratio, bootstrap_relative_difference
-from components.evaluation.estimate import Estimate, threshold_verdict
-from components.evaluation.looks import at_look
-from components.evaluation.statistics import estimate_ratio, estimate_relative_difference, non_inferiority_verdicts
+from components.evaluation.rules.looks import at_look
+from components.evaluation.statistics.bootstrap import bootstrap_ratio, bootstrap_relative_difference
+from components.evaluation.statistics.estimate import Estimate, threshold_verdict
+from components.evaluation.statistics.ratios import (
+    estimate_ratio,
+    estimate_relative_difference,
+    non_inferiority_verdicts,
+)
 from components.settings import GateSettings, load_recipe
 from tests.benchmarks.gate_engines import engine_figures
 from tests.benchmarks.loop_figures import at_least, at_most

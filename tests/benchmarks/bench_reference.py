@@ -26,12 +26,12 @@ from unittest.mock import patch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from components.drafter import reference_loop
-from components.drafter.reference import ReferenceDecoder, load_drafter
-from components.drafter.reference_base import ContextRows
-from components.drafter.reference_drafter import BlockDrafter
-from components.drafter.reference_layers import TargetParts
-from components.drafter.reference_verify import Sampler
+from components.drafter.reference import loop as reference_loop
+from components.drafter.reference.base import ContextRows
+from components.drafter.reference.decoder import ReferenceDecoder, load_drafter
+from components.drafter.reference.drafter import BlockDrafter
+from components.drafter.reference.layers import TargetParts
+from components.drafter.reference.verify import Sampler
 from tests.benchmarks.loop_figures import at_least, at_most
 from tests.benchmarks.run import Figure
 from tests.reference_cases import (

@@ -23,8 +23,8 @@ from components.hidden_states.launch import extraction_args, extraction_layer_id
 from components.hidden_states.sample import SampleRequest
 from components.hidden_states.store import StoreClient
 from components.hidden_states.stream import HiddenStateStream
-from components.serving.command import EngineSpec
-from components.serving.engine import Engine, free_port
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.engine import Engine, free_port
 from components.settings import EngineSettings, StreamSettings, load_recipe
 from components.targets.resolve import resolve_target
 from tests.benchmarks.loop_figures import at_least, at_most

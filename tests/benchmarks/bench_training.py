@@ -14,12 +14,12 @@ from scipy import stats
 
 from components.contracts import TrainServedGap
 from components.evaluation.acceptance import measure_acceptance
-from components.evaluation.measure import acceptance_length
 from components.evaluation.prompts import load_prompts
+from components.evaluation.report import acceptance_length
 from components.evaluation.served_answers import collect_answers
 from components.settings import EvaluationSettings, load_recipe
 from components.targets.resolve import resolve_target
-from components.training.gap_job import GapJob, run_gap
+from components.training.checks.gap_job import GapJob, run_gap
 from components.training.job import TrainingResult
 from tests.benchmarks.loop_figures import at_least, at_most
 from tests.benchmarks.processes import last_json

@@ -6,7 +6,7 @@ from typing import Any
 
 from hs_connectors.mooncake_hidden_states_connector import MooncakeHiddenStatesConnector
 
-from components.hidden_states.connector import CpuDevice
+from components.hidden_states.in_vllm.connector import CpuDevice
 
 
 class CpuMooncakeConnector(MooncakeHiddenStatesConnector):

@@ -16,13 +16,13 @@ from components.contracts import TargetFingerprint
 from components.curation.chunks import round_size
 from components.curation.conversation import Answer, AnsweredConversation
 from components.curation.curate import RowRenderer
-from components.curation.dataset import write_dataset
-from components.curation.decontaminate import HeldOut
+from components.curation.dataset.row_spool import RowSpool
+from components.curation.dataset.split import side_of
+from components.curation.dataset.write import write_dataset
 from components.curation.quarantine import Quarantine
-from components.curation.row_spool import RowSpool
-from components.curation.sieve import BATCH, Sieve, judge, renderer_here
-from components.curation.sources import load_conversations
-from components.curation.split import side_of
+from components.curation.sieve.decontaminate import HeldOut
+from components.curation.sieve.sieve import BATCH, Sieve, judge, renderer_here
+from components.curation.sources.mixture import load_conversations
 from components.curation.text import batches
 from components.evaluation.prompts import load_prompts
 from components.settings import CurationSettings, SourceSettings, load_recipe

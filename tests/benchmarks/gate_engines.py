@@ -24,14 +24,14 @@ from components.contracts import ArmEndpoint, CheckpointRef, TargetRef
 from components.drafter.build import build_drafter
 from components.drafter.checkpoint import export_checkpoint, load_checkpoint_ref
 from components.evaluation.acceptance import Measured, expected_counters, measure_acceptance
-from components.evaluation.asked import expected_loads
-from components.evaluation.decide import decide
-from components.evaluation.measure import build_report
 from components.evaluation.prompts import Prompt, load_prompts
+from components.evaluation.report import build_report
+from components.evaluation.rules.asked import expected_loads
+from components.evaluation.rules.decide import decide
 from components.evaluation.speed import measure_speed
 from components.services.endpoints import resolve_state_dir
-from components.serving.command import EngineSpec, resolve_device
-from components.serving.engine import free_port, start_engines
+from components.serving.engines.command import EngineSpec, resolve_device
+from components.serving.engines.engine import free_port, start_engines
 from components.settings import Recipe, load_recipe
 from components.targets.resolve import resolve_target
 from components.training.job import TrainingResult

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from components.contracts import Verdict
-from components.evaluation.estimate import Estimate, threshold_verdict
-from components.evaluation.looks import at_look, next_level
-from components.evaluation.power import prompts_needed
 from components.evaluation.rounds import estimate_speedup
-from components.evaluation.statistics import estimate_ratio, estimate_relative_difference, relative_difference
+from components.evaluation.rules.looks import at_look, next_level
+from components.evaluation.statistics.estimate import Estimate, threshold_verdict
+from components.evaluation.statistics.power import prompts_needed
+from components.evaluation.statistics.ratios import estimate_ratio, estimate_relative_difference, relative_difference
 from components.settings import GateSettings
 from tests.benchmarks.loop_figures import at_least, at_most
 from tests.benchmarks.run import Figure

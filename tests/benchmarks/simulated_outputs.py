@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from components.contracts import Divergence, SelfComparison, Verdict
-from components.evaluation.greedy_answers import NEAR_GAP_NATS
-from components.evaluation.losslessness import judge_outputs
+from components.evaluation.outputs.greedy_answers import NEAR_GAP_NATS
+from components.evaluation.outputs.losslessness import judge_outputs
 from components.settings import GateSettings
 from tests.benchmarks.loop_figures import at_least, at_most
 from tests.benchmarks.run import Figure

@@ -22,11 +22,11 @@ from components.drafter.build import build_drafter
 from components.drafter.start import read_lm_head
 from components.drafter.vocabulary import build_draft_vocabulary
 from components.settings import DrafterSettings, TrainingSettings
-from components.training.loop import Loop, TrainingStoppedError
+from components.training.checks.acceptance import Validation
 from components.training.packing import Pack
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
-from components.training.validate import Validation
+from components.training.trainer import Loop, TrainingStoppedError
 from tests.tiny_target import make_tiny_target
 
 AUX = (1, 3)

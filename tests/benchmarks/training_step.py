@@ -18,8 +18,8 @@ import torch
 from components.drafter.build import build_drafter
 from components.drafter.vocabulary import build_draft_vocabulary
 from components.settings import DrafterSettings, TrainingSettings
-from components.training.objective import BlockObjective
-from components.training.optimizers import build_optimizers
+from components.training.objectives.block import BlockObjective
+from components.training.optimizing.optimizers import build_optimizers
 from components.training.packing import Blocks, Pack, choose_blocks
 
 NUM_DOCUMENTS = 3

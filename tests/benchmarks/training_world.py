@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from components.contracts import ArmEndpoint, CheckpointRef, DatasetRef, StoreEndpoint, TargetRef
+from components.curation.answers.regenerate import regenerate
 from components.curation.curate import collect, finish
-from components.curation.regenerate import regenerate
-from components.curation.self_prompts import with_written_prompts
+from components.curation.sources.self_prompts import with_written_prompts
 from components.evaluation.prompts import load_prompts
 from components.hidden_states.launch import extraction_args
 from components.hidden_states.stream import HiddenStateStream
-from components.serving.command import DraftSampleMethod, EngineSpec
-from components.serving.engine import Engine, free_port
+from components.serving.engines.command import DraftSampleMethod, EngineSpec
+from components.serving.engines.engine import Engine, free_port
 from components.settings import Recipe, load_recipe
 from components.targets.resolve import resolve_target
 from components.training.data import load_split, requests

@@ -11,9 +11,9 @@ from dspark_serving import Completion, complete, serve
 from transformers import AutoTokenizer
 
 from components.contracts import SelfComparison, Verdict
-from components.evaluation.greedy_answers import GreedyAnswer, compare_with_itself, divergences
-from components.evaluation.losslessness import JudgedOutputs, judge_outputs
-from components.serving import command
+from components.evaluation.outputs.greedy_answers import GreedyAnswer, compare_with_itself, divergences
+from components.evaluation.outputs.losslessness import JudgedOutputs, judge_outputs
+from components.serving.engines import command
 from components.settings import GateSettings, load_recipe, native_dtype
 
 pytestmark = pytest.mark.e2e

@@ -20,12 +20,12 @@ from components.contracts import ArmEndpoint, CanaryReport, CanaryStep
 from components.errors import ConfigError, RolloutError, SplitterError
 from components.reporting.plots import canary_weights
 from components.services.haproxy import render_haproxy_config
-from components.serving import guard
-from components.serving.command import EngineSpec
-from components.serving.engine import Engine, free_port, start_engines
-from components.serving.rollout import run_canary
-from components.serving.splitter import Splitter
-from components.serving.traffic import RequestRecord, replay
+from components.serving.engines import guard
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.engine import Engine, free_port, start_engines
+from components.serving.rollout.rollout import run_canary
+from components.serving.rollout.splitter import Splitter
+from components.serving.rollout.traffic import RequestRecord, replay
 from components.settings import CanarySettings, EngineSettings, ServicesSettings
 
 pytestmark = pytest.mark.integration

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pytest
 
 from components.contracts import TargetFingerprint, TargetRef
-from components.curation.answer_shards import AnswerShards
+from components.curation.answers.regenerate import Regeneration, regenerate
+from components.curation.answers.shards import AnswerShards
 from components.curation.curate import Collected, collect, finish
-from components.curation.regenerate import Regeneration, regenerate
-from components.curation.self_prompts import SURPLUS, with_written_prompts
-from components.curation.sources import describe_source, open_rows
-from components.serving.command import EngineSpec
-from components.serving.engine import Engine, free_port
+from components.curation.sources.mixture import describe_source, open_rows
+from components.curation.sources.self_prompts import SURPLUS, with_written_prompts
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.engine import Engine, free_port
 from components.settings import CurationSettings, EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -47,7 +47,7 @@ REGENERATE = """
 import pickle, sys
 from pathlib import Path
 from components.contracts import TargetFingerprint
-from components.curation.regenerate import regenerate
+from components.curation.answers.regenerate import regenerate
 job = pickle.loads(Path(sys.argv[1]).read_bytes())
 regenerate(**job, progress=lambda what, done, total: None)
 """
@@ -224,7 +224,7 @@ def test_the_target_writes_prompts_and_a_rerun_adds_what_is_missing(
 def test_progress_tells_rate_and_time_left(
     engine_url: str, target: TargetRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from components.curation import engine_client
+    from components.curation.answers import client as engine_client
 
     monkeypatch.setattr(engine_client, "REPORT_INTERVAL_S", 0.3)
     settings = recipe(tmp_path, num=60, requests_in_flight=4, max_answer_tokens=64)

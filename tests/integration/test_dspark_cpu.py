@@ -15,10 +15,10 @@ from dspark_serving import Completion, complete, read_trace, serve
 from scipy.stats import chisquare
 
 from components.contracts import CheckpointRef, ServedAnswer, TargetFingerprint, TargetRef
-from components.drafter.reference import TIE_GAP, ReferenceDecoder, ReferenceOutput
+from components.drafter.reference.decoder import TIE_GAP, ReferenceDecoder, ReferenceOutput
 from components.evaluation.engine_client import Speculation
-from components.training.gap_job import GapJob
-from components.training.train_served import measure_gap
+from components.training.checks.gap_job import GapJob
+from components.training.checks.train_served import measure_gap
 
 pytestmark = pytest.mark.integration
 

@@ -18,10 +18,10 @@ from components.drafter.build import build_drafter
 from components.drafter.checkpoint import export_checkpoint
 from components.drafter.vocabulary import from_token_ids
 from components.hidden_states.sample import SampleRequest
-from components.serving.command import EngineSpec, speculative_config
+from components.serving.engines.command import EngineSpec, speculative_config
 from components.settings import DrafterSettings, EngineSettings, TrainingSettings
-from components.training.objective import BlockObjective
-from components.training.objectives import build_objective
+from components.training.objectives.block import BlockObjective
+from components.training.objectives.build import build_objective
 from components.training.packing import Pack, choose_blocks, pack_samples
 
 pytestmark = pytest.mark.integration

@@ -17,9 +17,9 @@ import pytest
 
 from components.contracts import TargetFingerprint
 from components.errors import EngineError, PortInUseError
-from components.serving import guard
-from components.serving.command import EngineSpec
-from components.serving.engine import Engine, free_port, spec_decode_counters, stop_engine
+from components.serving.engines import guard
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.engine import Engine, free_port, spec_decode_counters, stop_engine
 from components.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -33,8 +33,8 @@ ORPHAN_LIMIT_S = 60.0  # an engine has ten seconds for its own end; the rest is 
 OWNER = """
 import sys, time
 from pathlib import Path
-from components.serving.command import EngineSpec
-from components.serving.engine import Engine
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.engine import Engine
 from components.settings import EngineSettings
 settings = EngineSettings.model_validate_json(sys.argv[1])
 model, port = sys.argv[2], int(sys.argv[3])

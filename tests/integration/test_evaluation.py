@@ -26,18 +26,18 @@ from components.drafter.build import build_drafter
 from components.drafter.checkpoint import export_checkpoint
 from components.errors import EvaluationError
 from components.evaluation.acceptance import expected_counters, measure_acceptance
-from components.evaluation.all_steps import all_step_length
-from components.evaluation.compatibility import compatibility_of
-from components.evaluation.decide import decide
-from components.evaluation.losslessness import losslessness
-from components.evaluation.measure import build_report
+from components.evaluation.outputs.losslessness import losslessness
 from components.evaluation.prompts import Prompt
-from components.evaluation.rivals import beaten_by, measure_rival, with_rivals
+from components.evaluation.report import build_report
+from components.evaluation.requests.compatibility import compatibility_of
+from components.evaluation.rules.decide import decide
+from components.evaluation.rules.rivals import beaten_by, measure_rival, with_rivals
 from components.evaluation.speed import measure_speed
+from components.evaluation.statistics.all_steps import all_step_length
 from components.evaluation.warm_prefix import measure_warm_prefix
-from components.reporting.gate_rivals import rivals_section
-from components.serving.command import EngineSpec
-from components.serving.engine import free_port, start_engines
+from components.reporting.gate.rivals import rivals_section
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.engine import free_port, start_engines
 from components.settings import (
     DrafterSettings,
     EngineSettings,

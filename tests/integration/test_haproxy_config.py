@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from components.services.haproxy import ARM_HEADER, BACKEND, BASELINE, CANDIDATE, render_haproxy_config
-from components.services.ports import free_port
 from components.services.prepare import search_path
 from components.settings import ServicesSettings
+from components.system.ports import free_port
 
 pytestmark = pytest.mark.integration
 

@@ -21,10 +21,10 @@ from components.errors import EngineError, StreamError
 from components.hidden_states.launch import extraction_args
 from components.hidden_states.store import StoreClient, count_run_keys
 from components.hidden_states.stream import HiddenStateStream
-from components.serving.command import EngineSpec
-from components.serving.engine import Engine
-from components.serving.keeper import EngineKeeper
-from components.serving.pool import EnginePool
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.engine import Engine
+from components.serving.engines.keeper import EngineKeeper
+from components.serving.engines.pool import EnginePool
 from components.settings import EngineSettings, StreamSettings
 
 pytestmark = pytest.mark.integration

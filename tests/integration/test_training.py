@@ -21,8 +21,8 @@ from components.drafter.checkpoint import load_checkpoint_ref, read_calibration,
 from components.errors import TrainingError
 from components.hidden_states.launch import extraction_args
 from components.hidden_states.store import count_run_keys
-from components.serving.command import EngineSpec
-from components.serving.engine import Engine
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.engine import Engine
 from components.settings import DrafterSettings, EngineSettings, StreamSettings, TrainingSettings
 from components.training.job import TrainingJob, TrainingResult
 from components.training.launch import run_trainer

@@ -18,10 +18,10 @@ from masked_spans import supervised
 from transformers import AutoTokenizer
 
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
-from components.curation.render import Renderer, prove_masks, renderer_of, rewrites_history
-from components.curation.rows import read_row
-from components.curation.self_prompts import open_turn
-from components.curation.sieve import judge
+from components.curation.dataset.render import Renderer, prove_masks, renderer_of, rewrites_history
+from components.curation.sieve.sieve import judge
+from components.curation.sources.rows import read_row
+from components.curation.sources.self_prompts import open_turn
 from components.errors import CurationError
 from components.settings import CurationSettings
 

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 
 from components.contracts import TargetFingerprint, TargetRef
+from components.curation.answers.regenerate import Regeneration
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message, Origin, Row
 from components.curation.curate import Collected, collect, finish
-from components.curation.dataset import SCHEMA, SCHEMA_VERSION, load_dataset_ref, staging_dir, write_dataset
-from components.curation.plots import plot_funnel
-from components.curation.regenerate import Regeneration
-from components.curation.render import load_renderer
-from components.curation.row_spool import spool_rows
-from components.curation.validate import ScalarFrame, validate_frame
+from components.curation.dataset.expectations import ScalarFrame, validate_frame
+from components.curation.dataset.plots import plot_funnel
+from components.curation.dataset.render import load_renderer
+from components.curation.dataset.row_spool import spool_rows
+from components.curation.dataset.write import SCHEMA, SCHEMA_VERSION, load_dataset_ref, staging_dir, write_dataset
 from components.errors import CurationError, DatasetValidationError
 from components.settings import CurationSettings
 

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.curation.conversation import Conversation, Message
-from components.curation.decontaminate import HeldOut
-from components.curation.dedup import NearDuplicateIndex, cross_similarity, jaccard, shingles
-from components.curation.filters import (
+from components.curation.dataset.split import check_both_sides, side_of
+from components.curation.funnel import Funnel
+from components.curation.sieve.decontaminate import HeldOut
+from components.curation.sieve.dedup import NearDuplicateIndex, cross_similarity, jaccard, shingles
+from components.curation.sieve.filters import (
     asks_for_terse_answer,
     is_refusal,
     other_script,
@@ -19,10 +21,8 @@ from components.curation.filters import (
     refusal,
     repeats_itself,
 )
-from components.curation.funnel import Funnel
-from components.curation.language import language_of
-from components.curation.privacy import personal_data
-from components.curation.split import check_both_sides, side_of
+from components.curation.sieve.language import language_of
+from components.curation.sieve.privacy import personal_data
 from components.errors import CurationError
 from components.settings import CurationSettings
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from components.contracts import is_held_out
-from components.curation.presets import PRESETS
 from components.curation.quarantine import Quarantine
-from components.curation.sources import describe_source, evaluation_texts, load_conversations
+from components.curation.sources.mixture import describe_source, evaluation_texts, load_conversations
+from components.curation.sources.presets import PRESETS
 from components.errors import CurationError
 from components.settings import CurationSettings, SourceSettings
 

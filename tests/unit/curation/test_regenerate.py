@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from components.contracts import TargetFingerprint
-from components.curation import engine_client
-from components.curation.answer_shards import AnswerShards
+from components.curation.answers import client as engine_client
+from components.curation.answers.regenerate import Regeneration, regenerate, temperature_of
+from components.curation.answers.shards import AnswerShards
 from components.curation.conversation import Answer, Conversation, Message
-from components.curation.regenerate import Regeneration, regenerate, temperature_of
-from components.curation.rows import read_row
+from components.curation.sources.rows import read_row
 from components.errors import CurationError, EngineError
 from components.settings import CurationSettings
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from masked_spans import supervised
 
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
-from components.curation.render import Renderer, prove_masks, renderer_of, rewrites_history
+from components.curation.dataset.render import Renderer, prove_masks, renderer_of, rewrites_history
 from components.errors import CurationError
 
 END = "<|im_end|>"

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.contracts import is_held_out
-from components.curation.packages import MAX_TRAINING_SEED, package_rows
 from components.curation.quarantine import BadRowError, Quarantine
-from components.curation.rows import read_context, read_row
-from components.curation.sources import Mixture, load_conversations
+from components.curation.sources.mixture import Mixture, load_conversations
+from components.curation.sources.packages import MAX_TRAINING_SEED, package_rows
+from components.curation.sources.rows import read_context, read_row
 from components.curation.text import batches
 from components.errors import CurationError
 from components.settings import CurationSettings
@@ -313,7 +313,7 @@ def test_generated_problems_use_training_seeds() -> None:
 
 
 def test_git_lfs_pointers_are_quarantined(tmp_path: Path) -> None:
-    from components.curation.packages import _evals_family
+    from components.curation.sources.packages import _evals_family
 
     family = tmp_path / "family"
     family.mkdir()

@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 
 from components.contracts import TargetFingerprint, TargetRef
-from components.curation.self_prompts import num_missing_prompts, with_written_prompts
+from components.curation.sources.self_prompts import num_missing_prompts, with_written_prompts
 from components.settings import CurationSettings, SourceSettings
 
 ANSWER_S = 0.1

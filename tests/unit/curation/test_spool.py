@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from components.curation.answers.spool import answered_spool, conversation_spool
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
-from components.curation.spool import answered_spool, conversation_spool
 
 
 def chat(number: int) -> Conversation:

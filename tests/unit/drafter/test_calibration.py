@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from components.contracts import Calibration
-from components.drafter.calibration import MIN_EVENTS, fit_calibration, survival
-from components.drafter.reliability import reliability_figures
+from components.drafter.confidence.calibration import MIN_EVENTS, fit_calibration, survival
+from components.drafter.confidence.reliability import reliability_figures
 from components.errors import ConfigError, TrainingError
 
 NUM_BLOCKS, NUM_POSITIONS, BLOCKS_PER_CONVERSATION = 12_000, 3, 40

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from components.contracts import CALIBRATION_FILE, Calibration, CheckpointRef, TargetFingerprint, TargetRef
 from components.drafter import checkpoint as module
 from components.drafter.build import build_drafter, load_drafter, trainable_state
-from components.drafter.calibration import fit_calibration
 from components.drafter.checkpoint import (
     export_checkpoint,
     load_checkpoint_ref,
@@ -21,6 +20,7 @@ from components.drafter.checkpoint import (
     rebind_checkpoint,
     require_bound,
 )
+from components.drafter.confidence.calibration import fit_calibration
 from components.drafter.start import read_lm_head
 from components.drafter.vocabulary import build_draft_vocabulary
 from components.errors import CheckpointError, FingerprintMismatchError

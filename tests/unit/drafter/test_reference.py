@@ -15,8 +15,8 @@ from dspark_drafter import write_dspark
 from reference_cases import DRAFTERS, write_random_drafter
 from transformers import MistralConfig, MistralForCausalLM
 
-from components.drafter.reference import ReferenceDecoder, ReferenceOutput
-from components.drafter.scheduler import PrefixScheduler
+from components.drafter.confidence.scheduler import PrefixScheduler
+from components.drafter.reference.decoder import ReferenceDecoder, ReferenceOutput
 from components.errors import CheckpointError, ConfigError, TargetError
 
 PROMPTS = ([1, 50, 60, 70], [1, 100, 200, 300, 301, 302], [400, 401], [7])

@@ -15,8 +15,8 @@ from reference_cases import write_random_drafter
 from speculators import SpeculatorModel, SpeculatorModelConfig
 from transformers import AutoConfig
 
-from components.drafter.reference import ReferenceDecoder
-from components.drafter.reference_base import ContextRows, Proposal
+from components.drafter.reference.base import ContextRows, Proposal
+from components.drafter.reference.decoder import ReferenceDecoder
 
 NUM_TOKENS, NUM_DRAFTS, NUM_ANCHORS = 40, 3, 8
 KEPT = tuple(range(3, 512, 5))

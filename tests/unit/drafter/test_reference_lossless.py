@@ -26,9 +26,9 @@ from reference_cases import (
     write_random_drafter,
 )
 
-from components.drafter import reference_loop
-from components.drafter.reference import ReferenceDecoder
-from components.drafter.scheduler import PrefixScheduler
+from components.drafter.confidence.scheduler import PrefixScheduler
+from components.drafter.reference import loop as reference_loop
+from components.drafter.reference.decoder import ReferenceDecoder
 
 NUM_TOKENS = 3
 SURVIVAL = 0.3

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from components.drafter.reference_verify import (
+from components.drafter.reference.verify import (
     Sampler,
     draw,
     in_target_vocabulary,

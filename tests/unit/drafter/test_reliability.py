@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.drafter.reliability import (
+from components.drafter.confidence.reliability import (
     auc,
     brier_score,
     expected_calibration_error,

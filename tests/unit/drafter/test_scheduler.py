@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy.special import expit, logit
 
 from components.contracts import Calibration
-from components.drafter.calibration import COST_RATIOS, fit_calibration
-from components.drafter.scheduler import PrefixScheduler
-from components.drafter.thresholds import best_threshold
+from components.drafter.confidence.calibration import COST_RATIOS, fit_calibration
+from components.drafter.confidence.scheduler import PrefixScheduler
+from components.drafter.confidence.thresholds import best_threshold
 from components.errors import ConfigError
 
 

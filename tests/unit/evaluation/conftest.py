@@ -27,7 +27,7 @@ from components.contracts import (
     TrainServedGap,
     digest_json,
 )
-from components.evaluation.measure import arm_report
+from components.evaluation.report import arm_report
 
 SERVED = CompatibilityTable(
     engine_version="0.0", method="dspark", device="cpu", model="m", created_at=datetime(2026, 1, 1, tzinfo=UTC),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from components.contracts import PromptMeasurement, digest_json
-from components.evaluation.all_steps import all_step_length, step_bounds
+from components.evaluation.statistics.all_steps import all_step_length, step_bounds
 
 MOST_DRAFTS = 3
 STEP = st.one_of(st.none(), st.integers(0, MOST_DRAFTS))

@@ -19,10 +19,10 @@ from components.contracts import (
     Verdict,
 )
 from components.errors import ConfigError
-from components.evaluation.asked import Asked, as_asked, expected_loads
-from components.evaluation.decide import check_decision, decide
-from components.evaluation.measure import arm_report
 from components.evaluation.prompts import Prompt, prompt_digest
+from components.evaluation.report import arm_report
+from components.evaluation.rules.asked import Asked, as_asked, expected_loads
+from components.evaluation.rules.decide import check_decision, decide
 from components.settings import load_recipe
 
 DEMO = load_recipe("demo")

@@ -11,8 +11,8 @@ import pytest
 from components.contracts import ArmEndpoint, PromptMeasurement, TargetFingerprint, TargetRef
 from components.errors import EvaluationError
 from components.evaluation.acceptance import Measured
-from components.evaluation.measure import build_report, paired_acceptance_lengths
 from components.evaluation.prompts import Prompt, prompt_digest
+from components.evaluation.report import build_report, paired_acceptance_lengths
 from components.settings import EvaluationSettings, load_recipe
 
 SETTINGS = EvaluationSettings(slices={"a": 2})

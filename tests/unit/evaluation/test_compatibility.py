@@ -13,13 +13,13 @@ import pytest
 
 from components.contracts import FEATURES, ArmEndpoint, CompatibilityTable, RequestFeature, Served, Verdict
 from components.errors import EvaluationError
-from components.evaluation.compatibility import (
+from components.evaluation.requests.compatibility import (
     compatibility_of,
     compatibility_rule,
     measure_compatibility,
     read_stream,
 )
-from components.evaluation.request_probes import (
+from components.evaluation.requests.probes import (
     FILLER_TOKEN,
     NUM_TOKENS,
     Engine,
@@ -29,7 +29,7 @@ from components.evaluation.request_probes import (
     seed_probe,
     stop_string,
 )
-from components.reporting.gate_compatibility import compatibility_section
+from components.reporting.gate.compatibility import compatibility_section
 from components.settings import GateSettings
 
 ANSWER = "The sea is wide. The moon is far."

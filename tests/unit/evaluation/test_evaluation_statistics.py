@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 from components.contracts import Verdict
-from components.evaluation.bootstrap import bootstrap_ratio, bootstrap_relative_difference
-from components.evaluation.power import power, prompts_needed
-from components.evaluation.statistics import (
+from components.evaluation.statistics.bootstrap import bootstrap_ratio, bootstrap_relative_difference
+from components.evaluation.statistics.power import power, prompts_needed
+from components.evaluation.statistics.ratios import (
     Estimate,
     estimate_ratio,
     estimate_relative_difference,

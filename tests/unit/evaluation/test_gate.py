@@ -10,8 +10,8 @@ import pytest
 
 from components.contracts import AcceptanceReport, GateDecision, PromptMeasurement, Verdict
 from components.errors import EvaluationError
-from components.evaluation.compatibility import RULE as COMPATIBILITY
-from components.evaluation.decide import decide, overall_verdict
+from components.evaluation.requests.compatibility import RULE as COMPATIBILITY
+from components.evaluation.rules.decide import decide, overall_verdict
 from components.settings import GateSettings
 
 SETTINGS = GateSettings(min_acceptance_length=1.2, min_speedup=None)

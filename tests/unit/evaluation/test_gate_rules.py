@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from components.contracts import GateDecision, RuleResult, TemperatureReport, TrainServedGap, Verdict
-from components.evaluation.decide import decide
-from components.evaluation.looks import spent
+from components.evaluation.rules.decide import decide
+from components.evaluation.rules.looks import spent
 from components.settings import GateSettings
 
 FIRST_LEVEL = 1 - spent(0.025, 1)

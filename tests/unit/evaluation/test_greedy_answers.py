@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.contracts import Divergence
-from components.evaluation.greedy_answers import (
+from components.evaluation.outputs.greedy_answers import (
     GreedyAnswer,
     compare_with_itself,
     digest_tokens,

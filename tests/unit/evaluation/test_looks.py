@@ -9,11 +9,11 @@ import pytest
 
 from components.contracts import Verdict
 from components.errors import ConfigError
-from components.evaluation.estimate import Estimate, threshold_verdict
-from components.evaluation.looks import SpentSettings, at_look, next_level, spent
-from components.evaluation.paired import estimated_rule
-from components.evaluation.power import prompts_needed
-from components.evaluation.statistics import estimate_ratio
+from components.evaluation.rules.estimated import estimated_rule
+from components.evaluation.rules.looks import SpentSettings, at_look, next_level, spent
+from components.evaluation.statistics.estimate import Estimate, threshold_verdict
+from components.evaluation.statistics.power import prompts_needed
+from components.evaluation.statistics.ratios import estimate_ratio
 from components.settings import GateSettings
 
 

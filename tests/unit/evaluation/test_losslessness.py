@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from components.contracts import Divergence, SampledOutputs, SelfComparison, Verdict
-from components.evaluation.losslessness import (
+from components.evaluation.outputs.losslessness import (
     judge_outputs,
     losslessness,
     margins_p_value,

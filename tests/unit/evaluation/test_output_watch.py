@@ -9,8 +9,8 @@ import pytest
 
 from components.contracts import AcceptanceReport, PlainAnswer, PlainAnswers, SelfComparison
 from components.errors import EvaluationError
-from components.evaluation.greedy_answers import digest_tokens
-from components.evaluation.output_watch import OutputWatch
+from components.evaluation.outputs.greedy_answers import digest_tokens
+from components.evaluation.outputs.watch import OutputWatch
 
 TOKENS = (1, 2, 3, 4)
 GAP = 0.1

@@ -17,7 +17,7 @@ from components.contracts import (
 )
 from components.errors import EvaluationError
 from components.evaluation.acceptance import Measured
-from components.evaluation.rivals import (
+from components.evaluation.rules.rivals import (
     MeasuredRival,
     beaten_by,
     measure_rival,
@@ -25,7 +25,7 @@ from components.evaluation.rivals import (
     rivals_of,
     with_rivals,
 )
-from components.reporting.gate_rivals import rivals_section
+from components.reporting.gate.rivals import rivals_section
 from components.settings import EvaluationSettings, GateSettings
 
 Make = Callable[..., PromptMeasurement]

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from components.contracts import Verdict
-from components.evaluation.estimate import threshold_verdict
 from components.evaluation.rounds import MIN_ROUND_SPREAD, estimate_speedup, rounds_needed
+from components.evaluation.statistics.estimate import threshold_verdict
 
 
 def test_two_rounds_give_students_t_of_two() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from components.evaluation.schedule import (
+from components.evaluation.draft_schedule import (
     choose_schedule,
     draft_tokens_at,
     load_limit,

@@ -19,12 +19,12 @@ import torch
 from components.contracts import TargetFingerprint
 from components.errors import EngineError, StoreError
 from components.hidden_states import wire
-from components.hidden_states.clock import Clock
 from components.hidden_states.codec import dequantize_into, quantize
 from components.hidden_states.extraction_client import EngineAwayError
-from components.hidden_states.held_keys import HeldKeys, RefusedError
+from components.hidden_states.in_vllm.held_keys import HeldKeys, RefusedError
 from components.hidden_states.sample import Identity
 from components.hidden_states.store import StoreMetrics
+from components.system.clock import Clock
 
 FINGERPRINT = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
 IDENTITY = Identity(run_id="run", consumer="0-abc", fingerprint=FINGERPRINT, layer_ids=(1, 2), hidden_size=16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.hidden_states.held_keys import HeldKeys, RefusedError
+from components.hidden_states.in_vllm.held_keys import HeldKeys, RefusedError
 
 
 class Store:

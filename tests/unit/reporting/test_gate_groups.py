@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from components.contracts import ArmGroups, GroupAcceptance, WarmPrefixPoint
-from components.reporting.gate_groups import groups_section, warm_prefix_section
+from components.reporting.gate.groups import groups_section, warm_prefix_section
 
 
 def group(name: str, num_prompts: int, length: float, interval: tuple[float, float] | None) -> GroupAcceptance:

@@ -21,9 +21,9 @@ from components.contracts import (
     TargetRef,
     Verdict,
 )
-from components.reporting.acceptance_plots import plot_acceptance
-from components.reporting.draft_lengths import length_table
-from components.reporting.gate_page import gate_page, lost_prompts, write_gate_page
+from components.reporting.gate.acceptance_plots import plot_acceptance
+from components.reporting.gate.draft_lengths import length_table
+from components.reporting.gate.page import gate_page, lost_prompts, write_gate_page
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 FINGERPRINT = TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s")

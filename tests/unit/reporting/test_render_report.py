@@ -29,7 +29,7 @@ from components.contracts import (
     TargetRef,
     Verdict,
 )
-from components.drafter.calibration import fit_calibration
+from components.drafter.confidence.calibration import fit_calibration
 from components.reporting.render import PLOT_CAPTIONS, markdown, render_terminal, write_report
 from components.reporting.report import ArmFigures, CurvePoint, LifecycleReport, TargetChangeReport
 from components.reporting.tables import tables

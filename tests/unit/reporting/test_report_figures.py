@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from components.contracts import StageTiming
-from components.reporting.acceptance_plots import break_even
+from components.reporting.gate.acceptance_plots import break_even
 from components.reporting.report import orchestration_share
 from components.reporting.tables import duration, schedule_text
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from components.errors import PortInUseError, ServiceError
-from components.services.ports import MAX_PORT, PORT_FIELDS, free_port, is_free, port_holder, resolve_ports
 from components.settings import ServicesSettings
+from components.system.ports import MAX_PORT, PORT_FIELDS, free_port, is_free, port_holder, resolve_ports
 
 ALL_FREE = dict.fromkeys(PORT_FIELDS, 0)
 

@@ -7,7 +7,7 @@ import subprocess
 import uuid
 
 from components.services.endpoints import RUN_VARIABLE, ProcessIdentity
-from components.services.processes import run_processes, stop_run
+from components.system.processes import run_processes, stop_run
 
 
 def _start(run_id: str, command: str) -> subprocess.Popen[bytes]:

@@ -12,7 +12,7 @@ import pytest
 
 from components.contracts import CheckpointRef, TargetFingerprint
 from components.errors import ConfigError
-from components.serving.command import (
+from components.serving.engines.command import (
     EngineSpec,
     engine_command,
     engine_environment,

@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 
-from components.serving import cpu_sampling
+from components.serving.vllm_plugin import cpu_sampling
 
 TARGET_W = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
 DRAFT_W = torch.tensor([0.1, 0.1, 0.2, 0.2, 0.2, 0.2])

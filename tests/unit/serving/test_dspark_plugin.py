@@ -18,8 +18,8 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.spec_decode import dflash
 
 from components.errors import CheckpointError, ConfigError, EngineError
-from components.serving import cpu_sampling, dspark_cpu
-from components.serving.dspark_proposer import DSparkProposer
+from components.serving.vllm_plugin import cpu_sampling, dspark_cpu
+from components.serving.vllm_plugin.dspark_proposer import DSparkProposer
 
 CONFIG = {
     "speculators_model_type": "dspark",

@@ -14,9 +14,16 @@ import pytest
 
 from components.contracts import FINGERPRINT_FILE, CheckpointRef, TargetFingerprint
 from components.errors import ConfigError, FingerprintMismatchError, PortInUseError
-from components.serving import guard
-from components.serving.command import EngineSpec
-from components.serving.engine import Engine, check_binding, check_port_free, free_port, parse_counters, telling_lines
+from components.serving.engines import guard
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.engine import (
+    Engine,
+    check_binding,
+    check_port_free,
+    free_port,
+    parse_counters,
+    telling_lines,
+)
 from components.settings import EngineSettings
 
 FINGERPRINT = TargetFingerprint(weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from components.contracts import now_utc
-from components.serving.judge import build_step, judge_step, percentile, summarise
-from components.serving.traffic import RequestRecord
+from components.serving.rollout.judge import build_step, judge_step, percentile, summarise
+from components.serving.rollout.traffic import RequestRecord
 from components.settings import CanarySettings
 
 SETTINGS = CanarySettings(step_s=10, min_requests=2, min_requests_for_statistics=20, max_latency_ratio=3.0)

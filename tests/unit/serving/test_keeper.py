@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from components.errors import EngineError, PortInUseError
-from components.serving import keeper as keeper_module
-from components.serving.keeper import MAX_RESTARTS, EngineKeeper
+from components.serving.engines import keeper as keeper_module
+from components.serving.engines.keeper import MAX_RESTARTS, EngineKeeper
 
 
 class FakeEngine:

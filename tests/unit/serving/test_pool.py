@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from components.contracts import TargetFingerprint
-from components.serving import pool as pool_module
-from components.serving.command import EngineSpec
-from components.serving.pool import EnginePool
+from components.serving.engines import pool as pool_module
+from components.serving.engines.command import EngineSpec
+from components.serving.engines.pool import EnginePool
 from components.settings import EngineSettings
 
 FINGERPRINT = TargetFingerprint(weights="a", quantization="b", tokenizer="c", serving="d")

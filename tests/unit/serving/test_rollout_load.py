@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.serving.rollout import _load
+from components.serving.rollout.rollout import _load
 from components.settings import CanarySettings
 
 SETTINGS = CanarySettings(requests_in_flight=4)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from components.errors import SplitterError
 from components.services import haproxy
-from components.serving import splitter as splitter_module
-from components.serving.splitter import Splitter, is_success, parse_stat, weights_for
+from components.serving.rollout import splitter as splitter_module
+from components.serving.rollout.splitter import Splitter, is_success, parse_stat, weights_for
 
 STAT = """\
 # pxname,svname,scur,stot,wredis,status,weight,addr,

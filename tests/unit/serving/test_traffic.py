@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from components.errors import RolloutError, SplitterError
-from components.serving.traffic import RequestRecord, read_response, replay
+from components.serving.rollout.traffic import RequestRecord, read_response, replay
 
 PROMPTS = [[{"role": "user", "content": word}] for word in ("one", "two", "three")]
 ANSWER = {

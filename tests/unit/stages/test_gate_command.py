@@ -28,10 +28,10 @@ from components.contracts import (
 )
 from components.errors import ConfigError
 from components.evaluation.acceptance import PromptMeasurement
-from components.evaluation.measure import arm_report
 from components.evaluation.prompts import prompt_digest
+from components.evaluation.report import arm_report
 from components.settings import CONFIGS_DIR, load_recipe
-from components.stages.gate_command import main
+from components.stages.gate.command import main
 from components.stages.prompts import prompts_of
 
 FINGERPRINT = TargetFingerprint(**{part: digest_json(part) for part in TargetFingerprint.model_fields})
@@ -179,7 +179,7 @@ def test_a_configured_key_signs_and_is_asked_for(
 
 @pytest.mark.parametrize("arguments", [["--report", "nowhere.json", "--recipe", "demo"], ["--recipe", "demo"], []])
 def test_exits_with_three_when_nothing_was_measured(arguments: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "components.stages.gate_command", *arguments]
+    command = [sys.executable, "-m", "components.stages.gate.command", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 3
     assert "error: " in done.stderr and "Traceback" not in done.stderr

@@ -10,8 +10,8 @@ import pytest
 
 from components.contracts import CheckpointRef, TargetFingerprint, Verdict, now_utc
 from components.errors import ConfigError
-from components.stages.looks import next_look, record_look
-from components.stages.same_weights import champion_to_beat
+from components.stages.gate.looks import next_look, record_look
+from components.stages.gate.same_weights import champion_to_beat
 
 TARGET = TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s")
 OTHER = TARGET.model_copy(update={"weights": "v"})

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from components.settings import PaceSettings, load_recipe
-from components.stages.paced import as_paced
+from components.stages.gate.paced import as_paced
 
 DEMO = load_recipe("demo")
 RECIPE = DEMO.model_copy(

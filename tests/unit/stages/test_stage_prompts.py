@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.curation.conversation import Conversation, Message
-from components.curation.decontaminate import HeldOut
+from components.curation.sieve.decontaminate import HeldOut
 from components.errors import EvaluationError
 from components.evaluation.prompts import Prompt, prompt_digest
 from components.evaluation.prompts import load_prompts as load_builtin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from components.contracts import ArmEndpoint, CheckpointRef, Release, TargetFingerprint, TargetRef
-from components.serving.production import ProductionEngine
+from components.serving.rollout.production import ProductionEngine
 from tasks.lifecycle import serving_now
 
 URL = "http://here/v1/chat/completions"

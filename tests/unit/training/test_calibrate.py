@@ -13,10 +13,10 @@ import torch
 
 from components.drafter.start import read_lm_head
 from components.settings import TrainingSettings
-from components.training.calibrate import calibrate, calibration_line, calibration_metrics, collect_confidences
-from components.training.objective import BlockObjective
+from components.training.checks.acceptance import target_words
+from components.training.checks.calibrate import calibrate, calibration_line, calibration_metrics, collect_confidences
+from components.training.objectives.block import BlockObjective
 from components.training.packing import Pack, choose_blocks
-from components.training.validate import target_words
 
 K = 3
 SETTINGS = TrainingSettings(mixed_precision="no")

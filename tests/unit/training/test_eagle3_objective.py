@@ -14,9 +14,9 @@ from speculators.losses import resolve_loss_config
 from components.drafter.build import num_draft_tokens
 from components.errors import ConfigError
 from components.settings import TrainingSettings
-from components.training.eagle3_objective import Eagle3Objective
-from components.training.objective import BlockObjective, supervised_slots
-from components.training.objectives import build_objective
+from components.training.objectives.block import BlockObjective, supervised_slots
+from components.training.objectives.build import build_objective
+from components.training.objectives.eagle3 import Eagle3Objective
 from components.training.packing import Blocks, Pack, choose_blocks
 
 K = 3

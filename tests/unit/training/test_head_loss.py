@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from components.training import head_loss as module
-from components.training.head_loss import SlotTargets, head_loss
+from components.training.objectives import head_loss as module
+from components.training.objectives.head_loss import SlotTargets, head_loss
 
 S, U, H, R, V = 23, 11, 16, 4, 37
 

@@ -15,12 +15,12 @@ from components.drafter.build import trainable_state
 from components.drafter.start import read_lm_head
 from components.errors import TrainingError
 from components.settings import TrainingSettings
+from components.training.checks.acceptance import Validation
 from components.training.job import TrainingResult, ValidationPoint
-from components.training.loop import Loop, TrainingStoppedError
 from components.training.packing import Pack
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
-from components.training.validate import Validation
+from components.training.trainer import Loop, TrainingStoppedError
 
 SETTINGS = TrainingSettings(
     learning_rate=3e-3, tokens_per_step=96, anchors_per_step=16, mixed_precision="no", log_every_steps=1,

@@ -13,7 +13,7 @@ from speculators.losses import resolve_loss_config
 
 from components.errors import ConfigError
 from components.settings import TrainingSettings
-from components.training.objective import BlockObjective, dpace_weights
+from components.training.objectives.block import BlockObjective, dpace_weights
 from components.training.packing import Blocks, Pack, choose_blocks
 
 K = 3

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from components.settings import TrainingSettings
-from components.training.optimizers import Optimizers, build_optimizers
+from components.training.optimizing.optimizers import Optimizers, build_optimizers
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

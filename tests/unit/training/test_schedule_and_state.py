@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from components.errors import CheckpointError
-from components.training.schedule import Schedule
+from components.training.optimizing.learning_rate import Schedule
 from components.training.state import StateFolder
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from components.errors import ConfigError
 from components.settings import DrafterSettings, TrainingSettings
-from components.training.step_job import StepJob, run_step_probe
-from components.training.step_probe import measure_steps
+from components.training.checks.step_job import StepJob, run_step_probe
+from components.training.checks.step_probe import measure_steps
 
 
 def job(target: Path, folder: Path, **drafter: object) -> StepJob:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from components.training.train_served import Walked, compare, expected_steps
+from components.training.checks.train_served import Walked, compare, expected_steps
 
 
 def test_a_perfect_drafter_takes_one_step_for_each_block_of_tokens() -> None:

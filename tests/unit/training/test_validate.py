@@ -13,9 +13,9 @@ import torch
 from components.drafter.start import read_lm_head
 from components.errors import TrainingError
 from components.settings import TrainingSettings
-from components.training.objective import BlockObjective, BlockScores
+from components.training.checks.acceptance import Validation, walk
+from components.training.objectives.block import BlockObjective, BlockScores
 from components.training.packing import Blocks, Pack
-from components.training.validate import Validation, walk
 
 
 def test_a_walk_jumps_by_what_is_accepted() -> None:
