@@ -14,8 +14,9 @@ import httpx
 
 from components.evaluation.outputs.greedy_answers import NUM_TOP_LOGPROBS, TopLogprobs
 from components.serving.engines.command import EngineSpec
-from components.serving.engines.engine import Engine, free_port
+from components.serving.engines.engine import Engine
 from components.settings import EngineSettings
+from components.system.ports import free_port
 
 # Safety nets: a slow machine takes minutes.
 STARTUP_TIMEOUT_S = 900.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from components.services.endpoints import REPO_DIR, STATE_FILE, ServicesState
-from components.system.ports import PORT_FIELDS
+from components.services.ports import PORT_FIELDS
 from components.system.processes import run_processes
 
 START_TIMEOUT_S = 600

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +30,7 @@ from components.curation.sources.mixture import Mixture, describe_source
 from components.curation.text import batches
 from components.errors import CurationError, DatasetValidationError
 from components.settings import CurationSettings
+from components.system.revision import code_revision
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -288,16 +287,3 @@ def _manifest(
         "engine_version": regeneration.engine_version,
         "code_revision": code_revision(),
     }
-
-
-def code_revision() -> str:
-    """Git commit of this code, '-dirty' with uncommitted changes; the package version outside a checkout."""
-    folder = Path(__file__).resolve().parent
-    try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-        return described.stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return metadata.version("dspark-pipeline")

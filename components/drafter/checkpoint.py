@@ -18,7 +18,6 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +41,7 @@ from components.contracts import (
 from components.drafter.card import model_card
 from components.errors import CheckpointError, ConfigError, FingerprintMismatchError
 from components.settings import DrafterSettings
+from components.system.revision import code_revision
 
 MARKER_FILE = "checkpoint.json"
 PROVENANCE_FILE = "provenance.json"
@@ -195,20 +195,6 @@ def require_bound(checkpoint_path: Path, fingerprint: TargetFingerprint) -> None
             expected="; ".join(f"{part} {getattr(fingerprint, part)[:12]}" for part in parts),
             fix="Gate it on this target and re-bind it, or retrain it.",
         )
-
-
-def code_revision() -> str | None:
-    """`<commit>` or `<commit>-dirty` of the code that runs, None outside a git checkout."""
-    folder = Path(__file__).resolve().parent
-    commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"])
-    try:
-        revision, changes = (
-            subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-            for command in commands
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return f"{revision}-dirty" if changes else revision
 
 
 def installed_versions() -> dict[str, str]:

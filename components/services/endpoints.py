@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
 from pydantic import Field
 
 from components.contracts import Record, StoreEndpoint
 from components.errors import ConfigError, ServiceError
 from components.settings import CONFIGS_DIR, ServicesSettings, load_services
+from components.system.processes import ProcessIdentity
 
 REPO_DIR = CONFIGS_DIR.parent
 STATE_FILE = "services.json"
 STATE_DIR_VARIABLE = "DSPARK_STATE_DIR"
 SETTINGS_VARIABLE = "DSPARK_SERVICES"
-RUN_VARIABLE = "DSPARK_SERVICES_RUN"
 
 
 class Endpoints(Record):
@@ -31,27 +30,6 @@ class Endpoints(Record):
     engine_port_base: int = Field(description="engines look for a free port from here up")
     state_dir: str
     logs_dir: str
-
-
-class ProcessIdentity(Record):
-    """A process that cannot be confused with a later one of the same pid."""
-
-    pid: int
-    started_at_s: float = Field(description="start time, seconds since the epoch, as the kernel tells it")
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessIdentity:
-        """Identity of a running process. Raises psutil.NoSuchProcess when there is none."""
-        return cls(pid=pid, started_at_s=psutil.Process(pid).create_time())
-
-    def find(self) -> psutil.Process | None:
-        """The process, if it still runs and is the one recorded (a zombie counts as ended)."""
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started_at_s) < 1.0
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-        except psutil.NoSuchProcess:
-            return None
 
 
 class ServicesState(Record):

@@ -18,18 +18,17 @@ from components.contracts import write_atomic
 from components.errors import ServiceError, run_main
 from components.services.endpoints import (
     REPO_DIR,
-    RUN_VARIABLE,
     STATE_DIR_VARIABLE,
     STATE_FILE,
-    ProcessIdentity,
     ServicesState,
     build_endpoints,
     load_settings,
     resolve_state_dir,
 )
 from components.services.haproxy import MAX_SOCKET_PATH_LENGTH, render_haproxy_config
+from components.services.ports import PORT_FIELDS
 from components.settings import ServicesSettings
-from components.system.ports import PORT_FIELDS
+from components.system.processes import RUN_VARIABLE, ProcessIdentity
 
 PROCFILE = REPO_DIR / "Procfile"
 WORK_POOL = "dspark"

@@ -18,17 +18,16 @@ from components.services.endpoints import (
     REPO_DIR,
     STATE_FILE,
     Endpoints,
-    ProcessIdentity,
     ServicesState,
     load_settings,
     read_state,
     resolve_state_dir,
 )
 from components.services.health import build_checks, failing_checks
+from components.services.ports import resolve_ports
 from components.services.prepare import check_executables, prepare_folders, service_environment, write_state
 from components.services.supervisor import FAILURE_FILE
 from components.settings import ServicesSettings
-from components.system.ports import resolve_ports
 from components.system.processes import stop_run
 
 POLL_S = 0.5

@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from components.errors import TrainingError
-from components.training.job import PARENT_PID_VARIABLE
 
+PARENT_PID_VARIABLE = "DSPARK_TRAINER_PARENT_PID"
+"""Of the process that started it: a child that sees it gone ends itself."""
 QUIET = {"LOGURU_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Its lines go to people: not what speculators notes of files it did not need, nor bars of weights read in a second."""
 

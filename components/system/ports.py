@@ -1,4 +1,4 @@
-"""TCP ports: which are free, who holds one, and what the services will listen on."""
+"""TCP ports: which are free, and who holds one."""
 
 from __future__ import annotations
 
@@ -6,18 +6,7 @@ import socket
 
 import psutil
 
-from components.errors import PortInUseError, ServiceError
-from components.settings import ServicesSettings
-
-PORT_FIELDS = (
-    "prefect_port",
-    "mlflow_port",
-    "mooncake_rpc_port",
-    "mooncake_metrics_port",
-    "haproxy_port",
-    "haproxy_stats_port",
-)
-"""Fields of `ServicesSettings` a service listens on. `engine_port_base` is only where a search starts."""
+from components.errors import ServiceError
 
 MAX_PORT = 65535
 
@@ -82,30 +71,3 @@ def port_holder(port: int) -> str:
             except psutil.NoSuchProcess:
                 break
     return "an unknown process"
-
-
-def resolve_ports(settings: ServicesSettings) -> ServicesSettings:
-    """Replace every port 0 by a free one and check that the others can be bound.
-
-    Raises:
-        PortInUseError: a configured port is held by another process; the setting and the holder are named.
-        ServiceError: two settings ask for the same port.
-    """
-    fixed = {name: port for name in PORT_FIELDS if (port := getattr(settings, name)) != 0}
-    for name, port in fixed.items():
-        twins = [other for other, value in fixed.items() if value == port and other != name]
-        if twins:
-            raise ServiceError(f"{name} and {twins[0]} ask for the same port", got=port, expected="distinct ports")
-        if not is_free(port, host=settings.host):
-            raise PortInUseError(
-                f"{name} is taken",
-                got=f"port {port} held by {port_holder(port)}",
-                fix=f"End that process, or set {name} in configs/services.yaml (0 takes a free port).",
-            )
-    taken = set(fixed.values())
-    chosen = dict(fixed)
-    for name in PORT_FIELDS:
-        if name not in chosen:
-            chosen[name] = free_port(host=settings.host, taken=frozenset(taken))
-            taken.add(chosen[name])
-    return settings.model_copy(update=chosen)

@@ -10,11 +10,34 @@ import os
 import time
 
 import psutil
+from pydantic import Field
 
-from components.services.endpoints import RUN_VARIABLE, ProcessIdentity
+from components.contracts import Record
 
+RUN_VARIABLE = "DSPARK_SERVICES_RUN"
 STOP_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 10.0
+
+
+class ProcessIdentity(Record):
+    """A process that cannot be confused with a later one of the same pid."""
+
+    pid: int
+    started_at_s: float = Field(description="start time, seconds since the epoch, as the kernel tells it")
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """Identity of a running process. Raises psutil.NoSuchProcess when there is none."""
+        return cls(pid=pid, started_at_s=psutil.Process(pid).create_time())
+
+    def find(self) -> psutil.Process | None:
+        """The process, if it still runs and is the one recorded (a zombie counts as ended)."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started_at_s) < 1.0
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
 
 
 def run_processes(run_id: str) -> list[psutil.Process]:

@@ -20,9 +20,6 @@ from components.settings import DrafterSettings, StreamSettings, TrainingSetting
 RESULT_FILE = "result.json"
 """Written last into a job's output folder."""
 
-PARENT_PID_VARIABLE = "DSPARK_TRAINER_PARENT_PID"
-"""Environment variable with the process a trainer must not outlive."""
-
 
 class TrainingJob(Record):
     """One training run."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from components.training.job import PARENT_PID_VARIABLE
+from components.system.child import PARENT_PID_VARIABLE
 from components.training.packing import Pack
 
 

@@ -31,8 +31,9 @@ from components.curation.text import batches
 from components.errors import ServiceError
 from components.services.endpoints import REPO_DIR
 from components.serving.engines.command import EngineSpec, engine_environment
-from components.serving.engines.engine import Engine, free_port
+from components.serving.engines.engine import Engine
 from components.settings import CurationSettings, EngineSettings, load_recipe
+from components.system.ports import free_port
 from components.targets.resolve import resolve_target
 from tests.benchmarks.loop_figures import at_least, at_most
 from tests.benchmarks.processes import last_json

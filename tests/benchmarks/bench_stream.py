@@ -24,8 +24,9 @@ from components.hidden_states.sample import SampleRequest
 from components.hidden_states.store import StoreClient
 from components.hidden_states.stream import HiddenStateStream
 from components.serving.engines.command import EngineSpec
-from components.serving.engines.engine import Engine, free_port
+from components.serving.engines.engine import Engine
 from components.settings import EngineSettings, StreamSettings, load_recipe
+from components.system.ports import free_port
 from components.targets.resolve import resolve_target
 from tests.benchmarks.loop_figures import at_least, at_most
 from tests.benchmarks.processes import last_json

@@ -31,8 +31,9 @@ from components.evaluation.rules.decide import decide
 from components.evaluation.speed import measure_speed
 from components.services.endpoints import resolve_state_dir
 from components.serving.engines.command import EngineSpec, resolve_device
-from components.serving.engines.engine import free_port, start_engines
+from components.serving.engines.engine import start_engines
 from components.settings import Recipe, load_recipe
+from components.system.ports import free_port
 from components.targets.resolve import resolve_target
 from components.training.job import TrainingResult
 from tests.benchmarks.loop_figures import at_least, at_most

@@ -17,7 +17,7 @@ import yaml
 from components.errors import ServiceError
 from components.reporting.report import LifecycleReport
 from components.services.endpoints import REPO_DIR
-from components.system.ports import PORT_FIELDS
+from components.services.ports import PORT_FIELDS
 from tests.benchmarks.run import Figure
 
 TIMEOUT_S = 3 * 3600

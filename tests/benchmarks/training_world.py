@@ -19,8 +19,9 @@ from components.evaluation.prompts import load_prompts
 from components.hidden_states.launch import extraction_args
 from components.hidden_states.stream import HiddenStateStream
 from components.serving.engines.command import DraftSampleMethod, EngineSpec
-from components.serving.engines.engine import Engine, free_port
+from components.serving.engines.engine import Engine
 from components.settings import Recipe, load_recipe
+from components.system.ports import free_port
 from components.targets.resolve import resolve_target
 from components.training.data import load_split, requests
 from components.training.job import TrainingJob, TrainingResult

@@ -24,8 +24,9 @@ from components.curation.curate import Collected, collect, finish
 from components.curation.sources.mixture import describe_source, open_rows
 from components.curation.sources.self_prompts import SURPLUS, with_written_prompts
 from components.serving.engines.command import EngineSpec
-from components.serving.engines.engine import Engine, free_port
+from components.serving.engines.engine import Engine
 from components.settings import CurationSettings, EngineSettings
+from components.system.ports import free_port
 
 pytestmark = pytest.mark.integration
 

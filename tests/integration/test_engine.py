@@ -19,8 +19,9 @@ from components.contracts import TargetFingerprint
 from components.errors import EngineError, PortInUseError
 from components.serving.engines import guard
 from components.serving.engines.command import EngineSpec
-from components.serving.engines.engine import Engine, free_port, spec_decode_counters, stop_engine
+from components.serving.engines.engine import Engine, spec_decode_counters, stop_engine
 from components.settings import EngineSettings
+from components.system.ports import free_port
 
 pytestmark = pytest.mark.integration
 

@@ -37,7 +37,7 @@ from components.evaluation.statistics.all_steps import all_step_length
 from components.evaluation.warm_prefix import measure_warm_prefix
 from components.reporting.gate.rivals import rivals_section
 from components.serving.engines.command import EngineSpec
-from components.serving.engines.engine import free_port, start_engines
+from components.serving.engines.engine import start_engines
 from components.settings import (
     DrafterSettings,
     EngineSettings,
@@ -47,6 +47,7 @@ from components.settings import (
     load_recipe,
 )
 from components.stages.prompts import load_prompts
+from components.system.ports import free_port
 
 pytestmark = pytest.mark.integration
 

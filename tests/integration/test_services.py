@@ -17,7 +17,7 @@ import yaml
 from running_services import Services, running_services
 
 from components.services.endpoints import REPO_DIR, STATE_FILE, Endpoints, load_endpoints
-from components.system.ports import PORT_FIELDS
+from components.services.ports import PORT_FIELDS
 from components.system.processes import run_processes
 
 pytestmark = pytest.mark.integration

@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from components.contracts import FINGERPRINT_FILE, ArmEndpoint, CheckpointRef, P
 from components.errors import EngineError, FingerprintMismatchError, PortInUseError
 from components.serving.engines import guard
 from components.serving.engines.command import HOST, NOT_INHERITED, EngineSpec, engine_command, engine_environment
+from components.system.ports import free_port, is_free
 
 STOP_GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL for an engine."""
@@ -296,41 +296,25 @@ def check_port_free(port: int, *, name: str) -> None:
     Raises:
         PortInUseError: something does.
     """
-    is_free = _can_bind(port)
-    # An engine binds its port only after seconds of imports; until then this process must remember it.
-    if not is_free or any(engine.spec.port == port and engine.is_alive() for engine in list(_running)):
+    if port in _own_ports() or not is_free(port, host=HOST):
         raise PortInUseError(
             f"port {port} for engine '{name}' is in use",
             fix="Stop what uses it, or set engine_port_base in configs/services.yaml to another range.",
         )
 
 
-def _can_bind(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # Without this option connections in TIME_WAIT of an engine that just ended would count as use.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
-
-
-def free_port(start: int | None = None) -> int:
+def free_engine_port(start: int = 0) -> int:
     """A free loopback port: the first one from `start` on, or any. Ports of this process's engines count as taken.
 
     Raises:
-        PortInUseError: none of the 100 ports from `start` on is free.
+        ServiceError: none from `start` on is free.
     """
-    if start is None:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind((HOST, 0))
-            return int(probe.getsockname()[1])
-    for port in range(start, start + 100):
-        with contextlib.suppress(PortInUseError):
-            check_port_free(port, name="any")
-            return port
-    raise PortInUseError("no free port", got=f"{start} to {start + 99} all in use")
+    return free_port(start, host=HOST, taken=_own_ports())
+
+
+def _own_ports() -> frozenset[int]:
+    # An engine binds its port only after seconds of imports; until then this process must remember it.
+    return frozenset(engine.spec.port for engine in list(_running) if engine.is_alive())
 
 
 def telling_lines(log_path: Path, *, num_lines: int = NUM_ERROR_LINES) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Self
 
 from components.contracts import TargetFingerprint
 from components.serving.engines.command import EngineSpec
-from components.serving.engines.engine import Engine, free_port
+from components.serving.engines.engine import Engine, free_engine_port
 
 ENDING_S = 5.0
 """An engine that stopped answering because it died has ended by then; one that has not is alive."""
@@ -101,7 +101,7 @@ class EnginePool:
 
     def _take_port(self) -> int:
         # An engine binds its port long after its start, so a port once given is not free, whatever a probe says.
-        port = free_port(start=self._next_port)
+        port = free_engine_port(self._next_port)
         self._next_port = port + 1
         return port
 

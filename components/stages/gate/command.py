@@ -33,7 +33,6 @@ from components.errors import ConfigError, run_main
 from components.evaluation.rules.asked import Asked
 from components.evaluation.rules.decide import check_decision, decide
 from components.services.endpoints import resolve_state_dir
-from components.serving.engines.engine import free_port
 from components.serving.engines.pool import EnginePool
 from components.settings import Recipe, load_recipe
 from components.settings.signing import signing_key
@@ -44,6 +43,7 @@ from components.stages.gate.run import Contest, GateRun
 from components.stages.gate.same_weights import champion_to_beat
 from components.stages.prompts import prompts_of
 from components.system.day_clock import untimed
+from components.system.ports import free_port
 from components.targets.fingerprint import make_target_ref
 from components.targets.resolve import resolve_target
 

@@ -11,12 +11,12 @@ from components.errors import ServiceError
 from components.services.endpoints import (
     REPO_DIR,
     STATE_FILE,
-    ProcessIdentity,
     load_endpoints,
     resolve_state_dir,
 )
 from components.services.prepare import service_environment, write_state
 from components.settings import ServicesSettings
+from components.system.processes import ProcessIdentity
 
 
 def _write(folder: Path, supervisor: ProcessIdentity | None) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from components.errors import PortInUseError, ServiceError
+from components.services.ports import PORT_FIELDS, resolve_ports
 from components.settings import ServicesSettings
-from components.system.ports import MAX_PORT, PORT_FIELDS, free_port, is_free, port_holder, resolve_ports
+from components.system.ports import MAX_PORT, free_port, is_free, port_holder
 
 ALL_FREE = dict.fromkeys(PORT_FIELDS, 0)
 

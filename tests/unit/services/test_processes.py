@@ -6,8 +6,7 @@ import os
 import subprocess
 import uuid
 
-from components.services.endpoints import RUN_VARIABLE, ProcessIdentity
-from components.system.processes import run_processes, stop_run
+from components.system.processes import RUN_VARIABLE, ProcessIdentity, run_processes, stop_run
 
 
 def _start(run_id: str, command: str) -> subprocess.Popen[bytes]:

@@ -17,9 +17,9 @@ from components.errors import ServiceError
 from components.services import prepare
 from components.services.endpoints import REPO_DIR, build_endpoints
 from components.services.health import build_checks
+from components.services.ports import PORT_FIELDS
 from components.services.prepare import PROCFILE, WORK_POOL, prepare_folders, service_environment
 from components.settings import ServicesSettings, load_services
-from components.system.ports import PORT_FIELDS
 
 COMMANDS = parse_procfile(PROCFILE.read_text()).processes
 
