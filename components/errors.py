@@ -18,7 +18,8 @@
     ├── RegistryError              MLflow refused or holds something inconsistent
     └── RolloutError               canary cannot be run or rolled back
 
-User-facing entry points turn a ``DSparkError`` into one line on stderr and a non-zero exit code (`run_main`).
+User-facing entry points turn a ``DSparkError`` into one line on stderr and a non-zero exit code
+(`run_main`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class DSparkError(Exception):
         fix: what the user can do about it.
     """
 
-    def __init__(self, problem: str, *, got: object = None, expected: object = None, fix: str | None = None) -> None:
+    def __init__(
+        self, problem: str, *, got: object = None, expected: object = None, fix: str | None = None
+    ) -> None:
         self.problem = problem
         self.got = got
         self.expected = expected
@@ -45,7 +48,8 @@ class DSparkError(Exception):
         super().__init__(self._message())
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions cross process borders (Prefect results, multiprocessing); keyword-only fields need help.
+        # Exceptions cross process borders (Prefect results, multiprocessing); keyword-only fields
+        # need help.
         return (_rebuild, (type(self), self.problem, self.got, self.expected, self.fix))
 
     def _message(self) -> str:
@@ -58,7 +62,9 @@ class DSparkError(Exception):
         return f"{text}. {self.fix}" if self.fix else text
 
 
-def _rebuild(cls: type[DSparkError], problem: str, got: object, expected: object, fix: str | None) -> DSparkError:
+def _rebuild(
+    cls: type[DSparkError], problem: str, got: object, expected: object, fix: str | None
+) -> DSparkError:
     return cls(problem, got=got, expected=expected, fix=fix)
 
 
@@ -127,7 +133,8 @@ class RolloutError(DSparkError):
 
 
 def run_main(main: Callable[[], int | None], *, error_code: int = 1) -> None:
-    """Run a command-line entry point: a ``DSparkError`` becomes one line on stderr and `error_code`.
+    """Run a command-line entry point: a ``DSparkError`` becomes one line on stderr and
+    `error_code`.
 
     Ctrl-C exits with 130 and no traceback. Everything else is a bug and keeps its traceback.
     """

@@ -5,14 +5,21 @@ from __future__ import annotations
 from prefect import flow
 
 from components.contracts import DatasetRef
-from tasks.curation import collect_conversations, regenerate_answers, render_and_validate, write_prompts
+from tasks.curation import (
+    collect_conversations,
+    regenerate_answers,
+    render_and_validate,
+    write_prompts,
+)
 from tasks.loop import open_loop
 from tasks.pace import choose_amounts
 from tasks.targets import PUBLISHED, find_target
 
 
 @flow(name="curate-data", log_prints=True, validate_parameters=True)
-def curate_data(recipe: str = "demo", budget: str | None = None, target: str = PUBLISHED) -> DatasetRef:
+def curate_data(
+    recipe: str = "demo", budget: str | None = None, target: str = PUBLISHED
+) -> DatasetRef:
     """Collect, let the target answer, render with its own template, validate.
 
     Args:

@@ -21,7 +21,8 @@ from tasks.targets import SOURCE, find_target
 
 @flow(name="demo-target-change", log_prints=True)
 def demo_target_change(recipe: str = "demo", budget: str | None = "change") -> LifecycleReport:
-    """Publish two real changes where the watch looks, one after the other, and report what the loop made of them.
+    """Publish two real changes where the watch looks, one after the other, and report what the loop
+    made of them.
 
     Args:
         recipe: name in `configs/` or path of a recipe; its target must come from a package.
@@ -30,7 +31,10 @@ def demo_target_change(recipe: str = "demo", budget: str | None = "change") -> L
     with open_loop(recipe, budget=budget) as loop:
         source = find_target(loop, SOURCE, publish=False)
         changes = []
-        for name, make in (("INT8 W8A8 quantization", quantize), ("fine-tune on human chats", finetune)):
+        for name, make in (
+            ("INT8 W8A8 quantization", quantize),
+            ("fine-tune on human chats", finetune),
+        ):
             published_at = publish(loop, make(loop, source))
             seen = watch_target(recipe, budget)
             wait_for_run(seen.lifecycle_run_id, timeout_s=LIFECYCLE_TIMEOUT_S)

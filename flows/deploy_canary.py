@@ -11,7 +11,9 @@ from tasks.serving import keep_serving, roll_out
 
 
 @flow(name="deploy-canary", log_prints=True)
-def deploy_canary(recipe: str = "demo", budget: str | None = None, version: int | None = None) -> CanaryReport:
+def deploy_canary(
+    recipe: str = "demo", budget: str | None = None, version: int | None = None
+) -> CanaryReport:
     """Shift traffic 1-5-25-50-100 % while a judge looks; verdict -> alias champion, or back.
 
     Args:

@@ -1,4 +1,6 @@
-"""The whole loop: from the target as it is now to a drafter that serves it, or to the decision not to."""
+"""The whole loop: from the target as it is now to a drafter that serves it, or to the decision not
+to.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,20 @@ from tasks.targets import PUBLISHED, classify_target_change, find_target
 
 @flow(name="drafter-lifecycle", log_prints=True)
 def drafter_lifecycle(
-    recipe: str = "demo", budget: str | None = None, target: str = PUBLISHED, begun_at: datetime | None = None
+    recipe: str = "demo",
+    budget: str | None = None,
+    target: str = PUBLISHED,
+    begun_at: datetime | None = None,
 ) -> LifecycleReport:
-    """Find the target; re-bind the champion if it still holds on it, else curate and train; gate; canary; report.
+    """Find the target; re-bind the champion if it still holds on it, else curate and train; gate;
+    canary; report.
 
     Args:
         recipe: name in `configs/` or path of a recipe.
         budget: overlay of the recipe, e.g. 'full'.
         target: 'published' (what the watch looks at), 'source' (the recipe's own), or a folder.
-        begun_at: when the command began that this run is part of: a recipe's `pace.ends_within_s` counts from there;
-            None: from this run's own start.
+        begun_at: when the command began that this run is part of: a recipe's `pace.ends_within_s`
+            counts from there; None: from this run's own start.
     """
     with open_loop(recipe, budget=budget, begun_at=begun_at) as loop:
         found = find_target(loop, target)
@@ -44,10 +50,16 @@ def drafter_lifecycle(
                 candidate = rebind_champion(loop, found, champion)
         if candidate is None:
             story.dataset = curate_data(recipe, budget, found.path)
-            parent = champion.checkpoint if champion and story.policy else None  # a changed target: start warm
+            parent = (
+                champion.checkpoint if champion and story.policy else None
+            )  # a changed target: start warm
             story.training = train_drafter(recipe, budget, found.path, story.dataset, parent)
             candidate = story.training.checkpoint
-        untrained = story.training.untrained if story.training and not story.training.checkpoint.parent_digest else None
+        untrained = (
+            story.training.untrained
+            if story.training and not story.training.checkpoint.parent_digest
+            else None
+        )
         story.gate = gate_drafter(recipe, budget, found.path, candidate, untrained)
         if story.gate.decision.verdict is Verdict.PASS:
             story.canary = deploy_canary(recipe, budget, story.gate.release.version)

@@ -20,12 +20,14 @@ def gate_drafter(
     checkpoint: CheckpointRef | None = None,
     untrained: CheckpointRef | None = None,
 ) -> GateOutcome:
-    """Candidate, champion (if it is another drafter) and no draft over held-out prompts; then the written decision.
+    """Candidate, champion (if it is another drafter) and no draft over held-out prompts; then the
+    written decision.
 
     Args:
         recipe, budget, target: as in `curate_data`.
         checkpoint: candidate; None takes the latest training's.
-        untrained: what training is compared with, measured on a few prompts if the recipe asks for any.
+        untrained: what training is compared with, measured on a few prompts if the recipe asks for
+            any.
     """
     with open_loop(recipe, budget=budget) as loop:
         found = find_target(loop, target)
@@ -40,6 +42,12 @@ def gate_drafter(
 
         run_id = mlflow_run_of(loop, found)
         registered = register_if_passed(
-            loop, found, checkpoint, champion=champion, report=report, decision=decision, mlflow_run_id=run_id
+            loop,
+            found,
+            checkpoint,
+            champion=champion,
+            report=report,
+            decision=decision,
+            mlflow_run_id=run_id,
         )
         return GateOutcome(report=report, decision=decision, release=registered)

@@ -13,7 +13,8 @@ from tasks.watch import WatchOutcome, start_lifecycle
 
 @flow(name="watch-target", log_prints=True)
 def watch_target(recipe: str = "demo", budget: str | None = None) -> WatchOutcome:
-    """Fingerprint the published target (weights, quantization, tokenizer, serving) and compare with the champion's.
+    """Fingerprint the published target (weights, quantization, tokenizer, serving) and compare with
+    the champion's.
 
     A changed fingerprint starts `drafter-lifecycle` once, however often the watch looks meanwhile.
 
@@ -24,4 +25,6 @@ def watch_target(recipe: str = "demo", budget: str | None = None) -> WatchOutcom
         target = find_target(loop, PUBLISHED)
         change = classify_target_change(target, find_champion(loop))
         changed = change.action is not ChangeAction.NOTHING
-        return WatchOutcome(change=change, lifecycle_run_id=start_lifecycle(loop, change) if changed else None)
+        return WatchOutcome(
+            change=change, lifecycle_run_id=start_lifecycle(loop, change) if changed else None
+        )

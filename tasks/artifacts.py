@@ -1,4 +1,6 @@
-"""Progress lines, progress artifacts and Markdown artifacts: what a person sees in the Prefect UI and the log."""
+"""Progress lines, progress artifacts and Markdown artifacts: what a person sees in the Prefect UI
+and the log.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,13 @@ LOG_INTERVAL_S = 5.0
 
 
 def progress_reporter(name: str) -> Progress:
-    """A `Progress` callback that logs at most every 5 s and keeps one progress artifact (percent) up to date.
+    """A `Progress` callback that logs at most every 5 s and keeps one progress artifact (percent)
+    up to date.
 
-    It may be called from inside an event loop, where Prefect's clients would answer with coroutines, and it must not
-    slow the work: artifacts are written by a thread of their own, in the run's context. One that cannot be written is
-    logged and the work goes on, as the log line already says the same.
+    It may be called from inside an event loop, where Prefect's clients would answer with
+    coroutines, and it must not slow the work: artifacts are written by a thread of their own, in
+    the run's context. One that cannot be written is logged and the work goes on, as the log line
+    already says the same.
     """
     logger = get_run_logger()
     show = progress_artifact(name)
@@ -59,10 +63,16 @@ def progress_artifact(name: str) -> Callable[[float, str], None]:
     def write(percent: float, words: str) -> None:
         try:
             if artifact_ids:
-                update_progress_artifact(artifact_id=artifact_ids[0], progress=percent, description=words)
+                update_progress_artifact(
+                    artifact_id=artifact_ids[0], progress=percent, description=words
+                )
             else:
-                artifact_id = create_progress_artifact(progress=percent, key=_key(name), description=words)
-                artifact_ids.append(cast(UUID, artifact_id))  # no event loop in this thread: never a coroutine
+                artifact_id = create_progress_artifact(
+                    progress=percent, key=_key(name), description=words
+                )
+                artifact_ids.append(
+                    cast(UUID, artifact_id)
+                )  # no event loop in this thread: never a coroutine
         except Exception as error:  # noqa: BLE001 - any client failure; reported below
             logger.warning("progress artifact of %s not written: %s", name, error)
 
@@ -78,9 +88,13 @@ def publish_markdown(key: str, markdown: str, *, description: str) -> None:
 
 
 def publish_image(key: str, png: Path, *, description: str) -> None:
-    """Keep a PNG as an artifact of the current run; it travels inside the artifact, no file server is needed."""
+    """Keep a PNG as an artifact of the current run; it travels inside the artifact, no file server
+    is needed.
+    """
     data = base64.b64encode(Path(png).read_bytes()).decode()
-    create_image_artifact(key=_key(key), image_url=f"data:image/png;base64,{data}", description=description)
+    create_image_artifact(
+        key=_key(key), image_url=f"data:image/png;base64,{data}", description=description
+    )
 
 
 def _key(name: str) -> str:
@@ -91,4 +105,6 @@ def _key(name: str) -> str:
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; pipes in cells are escaped."""
     lines = [list(columns), ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

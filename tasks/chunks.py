@@ -1,4 +1,6 @@
-"""CPU-heavy curation under Prefect's Dask task runner, where the recipe asks for it (`curation.task_runner: dask`)."""
+"""CPU-heavy curation under Prefect's Dask task runner, where the recipe asks for it
+(`curation.task_runner: dask`).
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,20 @@ R = TypeVar("R")
 
 CONNECT_TIMEOUT_S = 10
 CHUNKS_UNDER_WAY = 32
-"""Chunks handed to the cluster before the first result is awaited: it bounds memory here and busy workers there."""
+"""Chunks handed to the cluster before the first result is awaited: it bounds memory here and busy
+workers there.
+"""
 
 
-# Work and chunk travel as one byte string: Prefect walks through every object of a parameter, and there are thousands.
-@task(name="curate chunk", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=5, retry_condition_fn=is_transient)
+# Work and chunk travel as one byte string: Prefect walks through every object of a parameter, and
+# there are thousands.
+@task(
+    name="curate chunk",
+    cache_policy=NO_CACHE,
+    retries=2,
+    retry_delay_seconds=5,
+    retry_condition_fn=is_transient,
+)
 def work_on_chunk(packed: bytes) -> bytes:
     """Unpack, work, pack."""
     work, chunk = pickle.loads(packed)
@@ -37,7 +48,8 @@ def work_on_chunk(packed: bytes) -> bytes:
 def applied(settings: CurationSettings) -> Iterator[Apply]:
     """Where the recipe wants its CPU-heavy steps done: in this process, or on a Dask cluster.
 
-    Without `dask_address` a local cluster is started for as long as the context lasts, one process per core.
+    Without `dask_address` a local cluster is started for as long as the context lasts, one process
+    per core.
 
     Raises:
         ConfigError: no cluster answers at `dask_address`.

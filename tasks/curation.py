@@ -29,7 +29,9 @@ from tasks.retry import is_transient
     retry_condition_fn=is_transient,
 )
 def write_prompts(loop: Loop, target: TargetRef) -> CurationSettings:
-    """Let the target write the prompts that the recipe wants of it; the settings of the steps that follow."""
+    """Let the target write the prompts that the recipe wants of it; the settings of the steps that
+    follow.
+    """
     settings = loop.recipe.curation
     engine = plain_engine(loop, target)
     if not any(source.kind == "target" for source in settings.sources):
@@ -98,7 +100,11 @@ def regenerate_answers(loop: Loop, target: TargetRef, collected: Collected) -> R
 
 @task(name="render and validate", cache_policy=NO_CACHE)
 def render_and_validate(
-    loop: Loop, target: TargetRef, settings: CurationSettings, collected: Collected, answers: Regeneration
+    loop: Loop,
+    target: TargetRef,
+    settings: CurationSettings,
+    collected: Collected,
+    answers: Regeneration,
 ) -> DatasetRef:
     """Chat template, loss mask, Great Expectations, Arrow dataset with its manifest."""
     with loop.stage("validate") as clock, applied(settings) as apply:
@@ -121,14 +127,18 @@ def render_and_validate(
 
 
 def _held_out(loop: Loop) -> list[str]:
-    """The prompts acceptance is measured on, and whatever other evaluation sets the recipe names."""
+    """The prompts acceptance is measured on, and whatever other evaluation sets the recipe
+    names.
+    """
     own = held_out_texts(loop.recipe.evaluation)
     return [*own, *evaluation_texts(loop.recipe.curation.decontaminate_against)]
 
 
 def _publish(finished: Finished, collected: Collected, answers: Regeneration) -> None:
     dataset = finished.dataset
-    funnel = markdown_table(("step", "conversations"), [(step, f"{n:,}") for step, n in dataset.funnel.items()])
+    funnel = markdown_table(
+        ("step", "conversations"), [(step, f"{n:,}") for step, n in dataset.funnel.items()]
+    )
     left_out = [
         (source, reason, f"{count:,}")
         for quarantine in (collected.quarantine, collected.refused, answers.quarantine)
@@ -140,7 +150,8 @@ def _publish(finished: Finished, collected: Collected, answers: Regeneration) ->
         "dataset",
         f"### Dataset `{dataset.digest[:12]}`\n\n{funnel}\n\n"
         f"{markdown_table(('source', 'left out because', 'conversations'), left_out)}\n\n"
-        f"Tokens {sum(dataset.num_tokens.values()):,}, supervised {sum(dataset.num_loss_tokens.values()):,}. "
+        f"Tokens {sum(dataset.num_tokens.values()):,}, supervised "
+        f"{sum(dataset.num_loss_tokens.values()):,}. "
         f"Data Docs: `{dataset.docs_path}`\n{warnings}",
         description="Curation funnel and size",
     )

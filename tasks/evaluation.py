@@ -6,7 +6,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from components.contracts import AcceptanceReport, CheckpointRef, GateDecision, Record, Release, TargetRef
+from components.contracts import (
+    AcceptanceReport,
+    CheckpointRef,
+    GateDecision,
+    Record,
+    Release,
+    TargetRef,
+)
 from components.evaluation.acceptance import Measured
 from components.evaluation.rules.asked import Asked
 from components.stages.gate.conduct import decide_gate, measure_gate, remeasure_champion
@@ -50,7 +57,9 @@ def measure_arms(
     champion: CheckpointRef | None,
     untrained: CheckpointRef | None,
 ) -> AcceptanceReport:
-    """All arms of a gate, each step a task. A champion with the candidate's weights is left out: it is no rival."""
+    """All arms of a gate, each step a task. A champion with the candidate's weights is left out: it
+    is no rival.
+    """
     rival = champion if champion_to_beat(candidate, champion) else None
     look = next_look(loop.state_dir, target.fingerprint, candidate)
     return measure_gate(gate_run(loop), Contest(target, candidate, rival, untrained, look), as_task)
@@ -66,9 +75,13 @@ def measure_champion(loop: Loop, target: TargetRef, champion: CheckpointRef) -> 
 def decide_on(
     loop: Loop, report: AcceptanceReport, candidate: CheckpointRef, champion: CheckpointRef | None
 ) -> GateDecision:
-    """Apply the recipe's rules; the decision is written beside the report and shown as artifacts."""
+    """Apply the recipe's rules; the decision is written beside the report and shown as
+    artifacts.
+    """
     run = gate_run(loop)
-    asked = Asked(loop.recipe, loop.budget, tuple(run.prompts), champion_to_beat(candidate, champion))
+    asked = Asked(
+        loop.recipe, loop.budget, tuple(run.prompts), champion_to_beat(candidate, champion)
+    )
     decision = decide_gate(run, report, asked)
     record_look(loop.state_dir, report, decision)
     _publish(loop, decision)
@@ -79,11 +92,15 @@ def _publish(loop: Loop, decision: GateDecision) -> None:
     plots = loop.run_dir / "plots"
     for png in sorted(plots.glob("*.png")):
         publish_image(f"gate {png.stem}", png, description=png.stem.replace("_", " "))
-    rows = [(r.rule, r.verdict, _number(r.value), _number(r.threshold), r.detail) for r in decision.rules]
+    rows = [
+        (r.rule, r.verdict, _number(r.value), _number(r.threshold), r.detail)
+        for r in decision.rules
+    ]
     table = markdown_table(("rule", "verdict", "value", "threshold", "detail"), rows)
     page = plots / "gate.html"
     words = (
-        f"## Gate: **{decision.verdict}**\n\n{table}\n\nPage with tables and plots: `{page}`, and in the MLflow run."
+        f"## Gate: **{decision.verdict}**\n\n{table}\n\nPage with tables and plots: "
+        f"`{page}`, and in the MLflow run."
     )
     publish_markdown("gate decision", words, description="Gate decision")
     get_run_logger().info("the gate said %s: %s", decision.verdict, page)

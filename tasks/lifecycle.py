@@ -1,4 +1,6 @@
-"""What only the whole loop does: decide about a changed target, re-bind, and tell the story of the run."""
+"""What only the whole loop does: decide about a changed target, re-bind, and tell the story of the
+run.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class Story:
         return f"the canary was rolled back ({self.canary.reason}): {serving}"
 
 
-def serving_now(production: ProductionEngine | None, releases: Sequence[Release | None], *, url: str) -> str:
+def serving_now(
+    production: ProductionEngine | None, releases: Sequence[Release | None], *, url: str
+) -> str:
     """What answers at the endpoint, as the record of the engine in production has it.
 
     Args:
@@ -92,11 +96,18 @@ def _serving(loop: Loop, story: Story) -> str:
 
 
 @task(name="decide after measurement", cache_policy=NO_CACHE)
-def decide_action(loop: Loop, change: TargetChange, champion: Release, measured: Measured) -> MeasuredPolicy:
-    """Acceptance holds: re-bind. Acceptance falls: retrain. The decision is appended to decisions.jsonl."""
+def decide_action(
+    loop: Loop, change: TargetChange, champion: Release, measured: Measured
+) -> MeasuredPolicy:
+    """Acceptance holds: re-bind. Acceptance falls: retrain. The decision is appended to
+    decisions.jsonl.
+    """
     released = acceptance_report_of(registry_of(loop), champion)
     evaluation = loop.recipe.evaluation
-    is_comparable = (released.temperature, released.max_tokens) == (evaluation.temperature, evaluation.max_tokens)
+    is_comparable = (released.temperature, released.max_tokens) == (
+        evaluation.temperature,
+        evaluation.max_tokens,
+    )
     before = released.arms["candidate"].prompts if is_comparable else ()
     old, new, num_prompts = paired_acceptance_lengths(before, measured.prompts)
     policy = policy_after_measurement(
@@ -112,7 +123,9 @@ def decide_action(loop: Loop, change: TargetChange, champion: Release, measured:
         "change": change.model_dump(mode="json"),
         "policy": policy.model_dump(mode="json"),
     }
-    append_line(loop.state_dir / "decisions.jsonl", json.dumps({**entry, "digest": digest_json(entry)}))
+    append_line(
+        loop.state_dir / "decisions.jsonl", json.dumps({**entry, "digest": digest_json(entry)})
+    )
     get_run_logger().info("champion v%d: %s", champion.version, policy.reason)
     return policy
 
@@ -120,8 +133,12 @@ def decide_action(loop: Loop, change: TargetChange, champion: Release, measured:
 @task(name="re-bind champion", cache_policy=NO_CACHE)
 def rebind_champion(loop: Loop, target: TargetRef, champion: Release) -> CheckpointRef:
     """Same weights, new fingerprint: a new candidate that still has to pass gate and canary."""
-    stop_drafting_engine(loop, target, champion.checkpoint)  # the same weights are served again under the new binding
-    return rebind_checkpoint(champion.checkpoint, target=target, destination=loop.run_dir / "rebound")
+    stop_drafting_engine(
+        loop, target, champion.checkpoint
+    )  # the same weights are served again under the new binding
+    return rebind_checkpoint(
+        champion.checkpoint, target=target, destination=loop.run_dir / "rebound"
+    )
 
 
 @task(name="report", cache_policy=NO_CACHE)
@@ -134,7 +151,9 @@ def write_lifecycle_report(loop: Loop, story: Story) -> LifecycleReport:
     for name, png in files.plots.items():
         publish_image(f"report {name}", png, description=name.replace("_", " "))
     if loop.mlflow_run_ids:
-        registry_of(loop).log_artifact(loop.mlflow_run_ids[-1], loop.run_dir / "report", folder="report")
+        registry_of(loop).log_artifact(
+            loop.mlflow_run_ids[-1], loop.run_dir / "report", folder="report"
+        )
     get_run_logger().info("%s; report: %s", report.outcome, files.json)
     return report
 
@@ -176,5 +195,10 @@ def _build(loop: Loop, story: Story) -> LifecycleReport:
 def _curve(training: TrainingResult) -> tuple[CurvePoint, ...]:
     """Training loss by step, with the acceptance length wherever it was validated."""
     validated = {point.step: point.acceptance_length for point in training.validation}
-    loss = {point.step: point.loss for point in training.curve} | {p.step: p.loss for p in training.validation}
-    return tuple(CurvePoint(step=step, loss=loss[step], acceptance_length=validated.get(step)) for step in sorted(loss))
+    loss = {point.step: point.loss for point in training.curve} | {
+        p.step: p.loss for p in training.validation
+    }
+    return tuple(
+        CurvePoint(step=step, loss=loss[step], acceptance_length=validated.get(step))
+        for step in sorted(loss)
+    )

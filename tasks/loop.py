@@ -1,4 +1,6 @@
-"""What every task of one flow run shares: the recipe, the endpoints, the folders, the engines and the clock."""
+"""What every task of one flow run shares: the recipe, the endpoints, the folders, the engines and
+the clock.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ RecordT = TypeVar("RecordT", bound=Reference)
 
 @dataclass(frozen=True)
 class Loop:
-    """One run of the loop on one recipe. Subflows that run in the same process join the Loop that is open."""
+    """One run of the loop on one recipe. Subflows that run in the same process join the Loop that
+    is open.
+    """
 
     recipe_source: str
     """Name or path that the recipe was loaded by."""
@@ -46,13 +50,17 @@ class Loop:
     begun_at: datetime | None = None
     """When the command began that this run is part of, its set-up included; None: with the run."""
     plans: list[PacePlan] = field(default_factory=list)
-    """What the run chose by the machine's pace: at most one; empty before, and where the recipe has no pace."""
+    """What the run chose by the machine's pace: at most one; empty before, and where the recipe has
+    no pace.
+    """
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def recipe(self) -> Recipe:
         """The recipe with the amounts that this run chose, or its own."""
-        return with_amounts(self.full_recipe, self.plans[0].chosen) if self.plans else self.full_recipe
+        return (
+            with_amounts(self.full_recipe, self.plans[0].chosen) if self.plans else self.full_recipe
+        )
 
     @property
     def plan(self) -> PacePlan | None:
@@ -86,7 +94,9 @@ class Loop:
         """
         pids = service_pids()
         if not pids:
-            raise ServiceError("no supervisor to hand the engine to", fix="Start the services with make up.")
+            raise ServiceError(
+                "no supervisor to hand the engine to", fix="Start the services with make up."
+            )
         return pids[0]
 
     @property
@@ -108,11 +118,18 @@ class Loop:
             duration_s = (now_utc() - started).total_seconds()
             with self._lock:
                 self.timings.append(
-                    StageTiming(stage=name, started_at=started, duration_s=duration_s, num_tokens=clock.num_tokens)
+                    StageTiming(
+                        stage=name,
+                        started_at=started,
+                        duration_s=duration_s,
+                        num_tokens=clock.num_tokens,
+                    )
                 )
 
     def remember(self, what: str, record: Reference) -> None:
-        """Keep `record` as the latest of its kind for this target, so that a flow run alone finds it."""
+        """Keep `record` as the latest of its kind for this target, so that a flow run alone finds
+        it.
+        """
         record.write(self._latest_path(what))
 
     def recall(self, what: str, kind: type[RecordT]) -> RecordT:
@@ -123,11 +140,16 @@ class Loop:
         """
         path = self._latest_path(what)
         if not path.is_file():
-            makers = {"dataset": "curate-data", "training": "train-drafter", "report": "gate-drafter"}
+            makers = {
+                "dataset": "curate-data",
+                "training": "train-drafter",
+                "report": "gate-drafter",
+            }
             raise ConfigError(
                 f"no {what} of target '{self.recipe.target.name}' yet",
                 expected=path,
-                fix=f"Run the deployment {makers.get(what, 'drafter-lifecycle')}/{self.recipe.name} first.",
+                fix="Run the deployment "
+                f"{makers.get(what, 'drafter-lifecycle')}/{self.recipe.name} first.",
             )
         return kind.read(path)
 
@@ -139,8 +161,11 @@ _open_loop: Loop | None = None
 
 
 @contextmanager
-def open_loop(recipe: str, *, budget: str | None, begun_at: datetime | None = None) -> Iterator[Loop]:
-    """Open the Loop of this process, or join the one that is open (subflows of the lifecycle share engines and clock).
+def open_loop(
+    recipe: str, *, budget: str | None, begun_at: datetime | None = None
+) -> Iterator[Loop]:
+    """Open the Loop of this process, or join the one that is open (subflows of the lifecycle share
+    engines and clock).
 
     Args:
         recipe, budget: as `load_recipe`.
@@ -155,7 +180,11 @@ def open_loop(recipe: str, *, budget: str | None, begun_at: datetime | None = No
     loaded = load_recipe(recipe, budget=budget)
     if _open_loop is not None:
         if _open_loop.full_recipe != loaded:
-            raise ConfigError("one process runs one recipe at a time", got=recipe, expected=_open_loop.full_recipe.name)
+            raise ConfigError(
+                "one process runs one recipe at a time",
+                got=recipe,
+                expected=_open_loop.full_recipe.name,
+            )
         yield _open_loop
         return
     endpoints = load_endpoints()
@@ -187,7 +216,8 @@ def open_loop(recipe: str, *, budget: str | None, begun_at: datetime | None = No
 def show_errors_as_one_line() -> None:
     """Log an error raised on purpose as its one message; anything else keeps its traceback.
 
-    Prefect logs every failure of a run with the traceback, which tells a user nothing about a mistyped key.
+    Prefect logs every failure of a run with the traceback, which tells a user nothing about a
+    mistyped key.
     """
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)

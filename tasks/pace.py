@@ -1,4 +1,6 @@
-"""Amounts by what this machine does: a probe, a plan, and words about both before the work begins."""
+"""Amounts by what this machine does: a probe, a plan, and words about both before the work
+begins.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ STEP_PROBE_TIMEOUT_S = 300.0
 
 @task(name="choose amounts", cache_policy=NO_CACHE)
 def choose_amounts(loop: Loop, target: TargetRef) -> PacePlan | None:
-    """Probe the machine and choose how much of the recipe is done in this run; None where the recipe has no pace.
+    """Probe the machine and choose how much of the recipe is done in this run; None where the
+    recipe has no pace.
 
     A run chooses once: what is chosen counts for all its flows.
     """
@@ -51,7 +54,9 @@ def choose_amounts(loop: Loop, target: TargetRef) -> PacePlan | None:
     for line in plan_lines(plan):
         log.log(30 if not plan.fits else 20, line)
     columns, rows = plan_rows(plan)
-    words = "\n\n".join([f"### {probe_line(probe)}", *plan_lines(plan), markdown_table(columns, rows)])
+    words = "\n\n".join(
+        [f"### {probe_line(probe)}", *plan_lines(plan), markdown_table(columns, rows)]
+    )
     publish_markdown("pace", words, description="What this run does on this machine")
     return plan
 
@@ -88,9 +93,14 @@ def _probe(loop: Loop, target: TargetRef, engine: Engine, pace: PaceSettings) ->
 def _rate_of_written_prompts(
     loop: Loop, target: TargetRef, engine: Engine, probe: EngineProbe, pace: PaceSettings
 ) -> float | None:
-    """The engine's rate while it writes prompts that the run needs; None where there are too few left to write."""
+    """The engine's rate while it writes prompts that the run needs; None where there are too few
+    left to write.
+    """
     settings, folder = loop.full_recipe.curation, loop.state_dir / "prompts"
-    if num_missing_prompts(settings, target=target, folder=folder) < 2 * settings.requests_in_flight:
+    if (
+        num_missing_prompts(settings, target=target, folder=folder)
+        < 2 * settings.requests_in_flight
+    ):
         return None
     report = progress_reporter("probe")
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts") as pool:
@@ -104,7 +114,9 @@ def _rate_of_written_prompts(
             progress=report,
             stop_after_s=pace.probe_s,
         )
-        rate = probe.watch(seconds=pace.probe_s / 2)  # the second half may be of ever fewer requests
+        rate = probe.watch(
+            seconds=pace.probe_s / 2
+        )  # the second half may be of ever fewer requests
         writing.result()
     return rate
 
@@ -120,5 +132,8 @@ def _step_times(loop: Loop, target: TargetRef, pace: PaceSettings) -> StepTimes:
         output_dir=str(loop.run_dir / "probe"),
     )
     return run_step_probe(
-        job, on_line=get_run_logger().info, timeout_s=STEP_PROBE_TIMEOUT_S, device=resolve_device(recipe.engine)
+        job,
+        on_line=get_run_logger().info,
+        timeout_s=STEP_PROBE_TIMEOUT_S,
+        device=resolve_device(recipe.engine),
     )

@@ -15,7 +15,12 @@ from components.contracts import ChangeAction, TargetRef, now_utc
 from components.curation.sources.human_chats import human_chats
 from components.errors import ConfigError, ServiceError
 from components.reporting.render import markdown, write_report
-from components.reporting.report import ArmFigures, LifecycleReport, TargetChangeReport, orchestration_share
+from components.reporting.report import (
+    ArmFigures,
+    LifecycleReport,
+    TargetChangeReport,
+    orchestration_share,
+)
 from components.targets.finetune_process import finetune_in_process
 from components.targets.publish import publish_target
 from components.targets.quantize import quantize_int8_w8a8
@@ -32,15 +37,21 @@ LOG_EVERY_S = 10.0
 
 @task(name="quantize target to INT8 W8A8", cache_policy=NO_CACHE)
 def quantize(loop: Loop, target: TargetRef) -> Path:
-    """Per-channel INT8 weights, dynamic per-token INT8 activations, in compressed-tensors' format."""
+    """Per-channel INT8 weights, dynamic per-token INT8 activations, in compressed-tensors'
+    format.
+    """
     destination = loop.run_dir / "targets" / "int8-w8a8"
     with loop.stage("quantize target"):
-        return quantize_int8_w8a8(Path(target.path), destination, progress=progress_reporter("quantize target"))
+        return quantize_int8_w8a8(
+            Path(target.path), destination, progress=progress_reporter("quantize target")
+        )
 
 
 @task(name="fine-tune target", cache_policy=NO_CACHE)
 def finetune(loop: Loop, target: TargetRef) -> Path:
-    """A real fine-tune of the target's weights on human chats: its style moves, and with it its states."""
+    """A real fine-tune of the target's weights on human chats: its style moves, and with it its
+    states.
+    """
     destination = loop.run_dir / "targets" / "finetuned"
     with loop.stage("fine-tune target"):
         losses = finetune_in_process(
@@ -82,7 +93,10 @@ def wait_for_run(run_id: str | None, *, timeout_s: float) -> None:
         ServiceError: it failed, was cancelled, or takes too long.
     """
     if run_id is None:
-        raise ServiceError("the watch saw no change, so no lifecycle runs", fix="Was the same target published twice?")
+        raise ServiceError(
+            "the watch saw no change, so no lifecycle runs",
+            fix="Was the same target published twice?",
+        )
     log, started, logged = get_run_logger(), time.monotonic(), float("-inf")
     with get_client(sync_client=True) as client:
         while True:
@@ -92,9 +106,16 @@ def wait_for_run(run_id: str | None, *, timeout_s: float) -> None:
                 break
             waited_s = time.monotonic() - started
             if waited_s > timeout_s:
-                raise ServiceError(f"lifecycle run {run.name} takes too long", expected=f"{timeout_s:g} s at most")
+                raise ServiceError(
+                    f"lifecycle run {run.name} takes too long", expected=f"{timeout_s:g} s at most"
+                )
             if time.monotonic() - logged >= LOG_EVERY_S:
-                log.info("lifecycle run %s: %s, %.0f s", run.name, state.name if state else "unknown", waited_s)
+                log.info(
+                    "lifecycle run %s: %s, %.0f s",
+                    run.name,
+                    state.name if state else "unknown",
+                    waited_s,
+                )
                 logged = time.monotonic()
             time.sleep(POLL_S)
     if not state.is_completed():
@@ -102,15 +123,21 @@ def wait_for_run(run_id: str | None, *, timeout_s: float) -> None:
 
 
 @task(name="report change", cache_policy=NO_CACHE)
-def change_report(loop: Loop, name: str, seen: WatchOutcome, published_at: datetime) -> TargetChangeReport:
-    """What the lifecycle run that just ended made of the change: old drafter, new drafter and no draft."""
+def change_report(
+    loop: Loop, name: str, seen: WatchOutcome, published_at: datetime
+) -> TargetChangeReport:
+    """What the lifecycle run that just ended made of the change: old drafter, new drafter and no
+    draft.
+    """
     run = loop.recall("lifecycle", LifecycleReport)
     arms = run.acceptance.arms if run.acceptance else {}
     old = ArmFigures.of(arms["champion"]) if "champion" in arms else None
     if old is None and run.remeasured_acceptance_length is not None:
         # Re-bound: the same weights serve on, so their speed is the candidate's.
         speed = ArmFigures.of(arms["candidate"]).output_tokens_per_s if "candidate" in arms else {}
-        old = ArmFigures(acceptance_length=run.remeasured_acceptance_length, output_tokens_per_s=speed)
+        old = ArmFigures(
+            acceptance_length=run.remeasured_acceptance_length, output_tokens_per_s=speed
+        )
     started_at = run.stages[0].started_at
     loop.timings.extend(run.stages)
     return TargetChangeReport(
@@ -133,7 +160,9 @@ def change_report(loop: Loop, name: str, seen: WatchOutcome, published_at: datet
 
 
 @task(name="report", cache_policy=NO_CACHE)
-def second_act_report(loop: Loop, source: TargetRef, changes: list[TargetChangeReport]) -> LifecycleReport:
+def second_act_report(
+    loop: Loop, source: TargetRef, changes: list[TargetChangeReport]
+) -> LifecycleReport:
     """Both changes side by side; report.json, report.md and plots, shown as Prefect artifacts."""
     total_s = (now_utc() - loop.started_at).total_seconds()
     stages = tuple(sorted(loop.timings, key=lambda stage: stage.started_at))
@@ -147,11 +176,15 @@ def second_act_report(loop: Loop, source: TargetRef, changes: list[TargetChangeR
         peak_memory_mib=loop.memory.peak_mib,
         target_changes=tuple(changes),
         urls=loop.urls,
-        outcome="; ".join(f"{change.name}: {change.action}, {change.outcome}" for change in changes),
+        outcome="; ".join(
+            f"{change.name}: {change.action}, {change.outcome}" for change in changes
+        ),
     )
     files = write_report(report, loop.run_dir / "report")
     loop.remember("second-act", report)
-    publish_markdown("target changes", markdown(report), description="What the loop made of two target changes")
+    publish_markdown(
+        "target changes", markdown(report), description="What the loop made of two target changes"
+    )
     for name, png in files.plots.items():
         publish_image(f"target changes {name}", png, description=name.replace("_", " "))
     get_run_logger().info("%s; report: %s", report.outcome, files.json)

@@ -22,8 +22,12 @@ from tasks.registry import registry_of
 
 @task(name="canary", cache_policy=NO_CACHE, timeout_seconds=24 * 3600)
 def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryReport:
-    """Shift traffic to the challenger step by step, or back at the first bad sign; never retried by itself."""
-    loop.engines.keep_only({released_key(release), plain_key(release.target)})  # the gate's other engines are done
+    """Shift traffic to the challenger step by step, or back at the first bad sign; never retried by
+    itself.
+    """
+    loop.engines.keep_only(
+        {released_key(release), plain_key(release.target)}
+    )  # the gate's other engines are done
     candidate = released_engine(loop, release)
     kind, baseline = _baseline(loop, release, champion)
     with loop.stage("engine start"):
@@ -41,7 +45,9 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
             step.reason,
         )
 
-    splitter = Splitter(Path(loop.endpoints.haproxy_socket), frontend_url=loop.endpoints.haproxy_url)
+    splitter = Splitter(
+        Path(loop.endpoints.haproxy_socket), frontend_url=loop.endpoints.haproxy_url
+    )
     try:
         with loop.stage("canary"):
             canary = run_canary(
@@ -50,7 +56,10 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
                 baseline=baseline,
                 baseline_kind=kind,
                 candidate_digest=release.checkpoint.digest,
-                prompts=[{"messages": list(prompt.messages), **prompt.request_options} for prompt in prompts],
+                prompts=[
+                    {"messages": list(prompt.messages), **prompt.request_options}
+                    for prompt in prompts
+                ],
                 settings=loop.recipe.canary,
                 gate_acceptance_length=release.acceptance_length,
                 model=release.target.name,
@@ -59,7 +68,9 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
                 on_step=on_step,
                 progress=progress_reporter("canary"),
             )
-    except BaseException:  # Ctrl-C included: where the baseline holds traffic already, it must not end with this run
+    except (
+        BaseException
+    ):  # Ctrl-C included: where the baseline holds traffic already, it must not end with this run
         if splitter.state()["baseline"].url == baseline.url:
             _keep_baseline(loop, release, champion)
         raise
@@ -69,8 +80,12 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
 
 
 @task(name="keep serving", cache_policy=NO_CACHE)
-def keep_serving(loop: Loop, release: Release, champion: Release | None, canary: CanaryReport) -> None:
-    """What won keeps answering when this run has ended, owned by the services; `make down` ends it."""
+def keep_serving(
+    loop: Loop, release: Release, champion: Release | None, canary: CanaryReport
+) -> None:
+    """What won keeps answering when this run has ended, owned by the services; `make down` ends
+    it.
+    """
     if canary.promoted:
         _into_production(loop, released_key(release), release)
     else:
@@ -80,15 +95,23 @@ def keep_serving(loop: Loop, release: Release, champion: Release | None, canary:
 
 def baseline_release(release: Release, champion: Release | None) -> Release | None:
     """The champion where it is bound to this target, else None: no draft, the last rung."""
-    return champion if champion is not None and champion.target.fingerprint == release.target.fingerprint else None
+    return (
+        champion
+        if champion is not None and champion.target.fingerprint == release.target.fingerprint
+        else None
+    )
 
 
 def _keep_baseline(loop: Loop, release: Release, champion: Release | None) -> None:
-    """The engine that traffic fell back to outlives this run, unless it is the one in production already."""
+    """The engine that traffic fell back to outlives this run, unless it is the one in production
+    already.
+    """
     base = baseline_release(release, champion)
     production = ProductionEngine.find(_production_dir(loop))
     digest = base.checkpoint.digest if base else None
-    if production is None or not production.serves(fingerprint=release.target.fingerprint, checkpoint_digest=digest):
+    if production is None or not production.serves(
+        fingerprint=release.target.fingerprint, checkpoint_digest=digest
+    ):
         _into_production(loop, released_key(base) if base else plain_key(release.target), release)
 
 
@@ -101,13 +124,19 @@ def _into_production(loop: Loop, key: str, release: Release) -> None:
     )
 
 
-def _baseline(loop: Loop, release: Release, champion: Release | None) -> tuple[BaselineKind, ArmEndpoint]:
-    """The champion where it is bound to this target, else no draft: speculation off is always the last rung."""
+def _baseline(
+    loop: Loop, release: Release, champion: Release | None
+) -> tuple[BaselineKind, ArmEndpoint]:
+    """The champion where it is bound to this target, else no draft: speculation off is always the
+    last rung.
+    """
     base = baseline_release(release, champion)
     digest = base.checkpoint.digest if base else None
     kind: BaselineKind = "champion" if base else "no_draft"
     production = ProductionEngine.find(_production_dir(loop))
-    if production is not None and production.serves(fingerprint=release.target.fingerprint, checkpoint_digest=digest):
+    if production is not None and production.serves(
+        fingerprint=release.target.fingerprint, checkpoint_digest=digest
+    ):
         return kind, production.endpoint
     engine = released_engine(loop, base) if base else plain_engine(loop, release.target)
     with loop.stage("engine start"):
@@ -131,8 +160,14 @@ def _publish(loop: Loop, canary: CanaryReport) -> None:
         )
         for step in canary.steps
     ]
-    table = markdown_table(("weight", "candidate", "baseline", "acceptance length", "healthy", "why"), rows)
+    table = markdown_table(
+        ("weight", "candidate", "baseline", "acceptance length", "healthy", "why"), rows
+    )
     verdict = "promoted" if canary.promoted else f"rolled back to {canary.rolled_back_to}"
-    publish_markdown("canary", f"## Canary: **{verdict}**\n\n{canary.reason}\n\n{table}", description="Canary steps")
+    publish_markdown(
+        "canary",
+        f"## Canary: **{verdict}**\n\n{canary.reason}\n\n{table}",
+        description="Canary steps",
+    )
     png = canary_weights(canary, loop.run_dir / "plots" / "canary.png")
     publish_image("canary", png, description="Canary weights")

@@ -32,14 +32,22 @@ _PERCENT = re.compile(r"training\s+(\d+) %")
 TRAINER_TIMEOUT_S = 7 * 24 * 3600.0
 
 
-@task(name="train on streamed hidden states", cache_policy=NO_CACHE, timeout_seconds=TRAINER_TIMEOUT_S)
+@task(
+    name="train on streamed hidden states", cache_policy=NO_CACHE, timeout_seconds=TRAINER_TIMEOUT_S
+)
 def train_on_stream(
-    loop: Loop, target: TargetRef, dataset: DatasetRef, *, parent: CheckpointRef | None, mlflow_run_id: str
+    loop: Loop,
+    target: TargetRef,
+    dataset: DatasetRef,
+    *,
+    parent: CheckpointRef | None,
+    mlflow_run_id: str,
 ) -> TrainingResult:
-    """Engine -> connector -> Mooncake -> trainer process; every state is used once and nothing touches disk.
+    """Engine -> connector -> Mooncake -> trainer process; every state is used once and nothing
+    touches disk.
 
-    With `stream.mode` hybrid, states are kept on disk too and read from there when they come again; with offline all of
-    them are, and no engine runs.
+    With `stream.mode` hybrid, states are kept on disk too and read from there when they come again;
+    with offline all of them are, and no engine runs.
 
     Not retried by Prefect: the trainer resumes from its own checkpoint when the flow runs again.
     """
@@ -49,13 +57,18 @@ def train_on_stream(
         engine, keeper = None, None
         if loop.recipe.stream.mode != "offline":
             engine = extraction_engine(
-                loop, target, stream_run_id=stream_run_id, num_hidden_layers=_num_hidden_layers(Path(target.path))
+                loop,
+                target,
+                stream_run_id=stream_run_id,
+                num_hidden_layers=_num_hidden_layers(Path(target.path)),
             )
             keeper = EngineKeeper(
                 loop.engines,
                 extraction_key(target, stream_run_id),
                 engine,
-                on_restart=lambda number: log.warning("the extraction engine died; restart %d", number),
+                on_restart=lambda number: log.warning(
+                    "the extraction engine died; restart %d", number
+                ),
             )
         job = TrainingJob(
             drafter=loop.recipe.drafter,
@@ -87,11 +100,17 @@ def train_on_stream(
                 loop.engines.stop(extraction_key(target, stream_run_id))
             sweep_run(loop.endpoints.store, stream_run_id)
         clock.num_tokens = result.stream.num_tokens
-    log.log(logging.WARNING if result.stopped_by == "time" else logging.INFO, "training %s", result.ended)
+    log.log(
+        logging.WARNING if result.stopped_by == "time" else logging.INFO,
+        "training %s",
+        result.ended,
+    )
     loop.remember("training", result)
     if result.calibration is not None:
         png = reliability_diagram(result.calibration, loop.run_dir / "plots" / "reliability.png")
-        publish_image("confidence head reliability", png, description="Calibration of the confidence head")
+        publish_image(
+            "confidence head reliability", png, description="Calibration of the confidence head"
+        )
         registry_of(loop).log_artifact(mlflow_run_id, png, folder="training")
     return result
 
@@ -109,7 +128,9 @@ def _within_pace(loop: Loop) -> TrainingSettings:
         limit_s,
     )
     own_s = training.max_trainer_s
-    return training.model_copy(update={"max_trainer_s": limit_s if own_s is None else min(own_s, limit_s)})
+    return training.model_copy(
+        update={"max_trainer_s": limit_s if own_s is None else min(own_s, limit_s)}
+    )
 
 
 @task(name="check dataset", cache_policy=NO_CACHE)
@@ -129,7 +150,9 @@ def require_same_target(dataset: DatasetRef, target: TargetRef) -> None:
 
 
 def _shown(log: Callable[[str], None]) -> Callable[[str], None]:
-    """Log the trainer's lines, and keep a progress artifact at the latest one that says how far it is."""
+    """Log the trainer's lines, and keep a progress artifact at the latest one that says how far it
+    is.
+    """
     show = progress_artifact("training")
 
     def on_line(line: str) -> None:

@@ -24,7 +24,8 @@ class WatchOutcome(Record):
 def start_lifecycle(loop: Loop, change: TargetChange) -> str:
     """Start `drafter-lifecycle` for the new fingerprint and return the run's id.
 
-    The idempotency key is the pair (bound, found): however often the watch looks, one change starts one run.
+    The idempotency key is the pair (bound, found): however often the watch looks, one change starts
+    one run.
     """
     key = f"target-change/{loop.recipe.name}/{loop.budget}/{change.digest}"
     run = run_deployment(
@@ -34,7 +35,9 @@ def start_lifecycle(loop: Loop, change: TargetChange) -> str:
         timeout=0,
         as_subflow=False,
     )
-    assert isinstance(run, FlowRun)  # a coroutine only inside an event loop, and a task of a sync flow has none
+    assert isinstance(
+        run, FlowRun
+    )  # a coroutine only inside an event loop, and a task of a sync flow has none
     emit_event(
         "dspark.target.changed",
         resource={"prefect.resource.id": f"dspark.target.{loop.recipe.target.name}"},

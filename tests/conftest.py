@@ -14,7 +14,8 @@ import torch
 from running_services import Services, running_services
 from tiny_target import make_tiny_target
 
-# A run in the background inherits an ignored SIGINT, and so would every process whose Ctrl-C is tested.
+# A run in the background inherits an ignored SIGINT, and so would every process whose Ctrl-C is
+# tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 PID = os.getpid()
 
@@ -37,18 +38,24 @@ hypothesis.settings.load_profile("any machine")
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Matrices as small as a test's are many times slower on two threads that share their cores with others."""
+    """Matrices as small as a test's are many times slower on two threads that share their cores
+    with others.
+    """
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny random Llama target (4 layers, hidden 64, vocabulary 512, ChatML); read-only by agreement."""
+    """Folder of a tiny random Llama target (4 layers, hidden 64, vocabulary 512, ChatML); read-only
+    by agreement.
+    """
     return make_tiny_target(tmp_path_factory.mktemp("targets") / "tiny")
 
 
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Prefect, MLflow, the store, HAProxy and all deployments, for every test that leaves them as they are."""
+    """Prefect, MLflow, the store, HAProxy and all deployments, for every test that leaves them as
+    they are.
+    """
     with running_services(tmp_path_factory.mktemp("services")) as services:
         yield services

@@ -1,4 +1,6 @@
-"""A DSpark drafter that is not trivial without training: the target's own layers, and a Markov head one can see."""
+"""A DSpark drafter that is not trivial without training: the target's own layers, and a Markov head
+one can see.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ def write_dspark(
 ) -> Path:
     """Write the drafter for `target` into folder `path` and return it.
 
-    `markov_scale` is about the standard deviation, in logits, of the bias that the previous token adds. From the token
-    sequences in `learn_from`, the Markov head takes the likeliest successor of the most frequent tokens, one rank each
-    of half its ranks, so that some drafts are right.
+    `markov_scale` is about the standard deviation, in logits, of the bias that the previous token
+    adds. From the token sequences in `learn_from`, the Markov head takes the likeliest successor of
+    the most frequent tokens, one rank each of half its ranks, so that some drafts are right.
     """
     vocab_size = int(AutoConfig.from_pretrained(target).vocab_size)
     generator = torch.Generator().manual_seed(seed)
@@ -52,17 +54,23 @@ def write_dspark(
         start_layers=start_layers,
         mask_token_id=mask_token_id,
     )
-    model = build_drafter(settings, target_path=target, aux_layer_ids=aux_layer_ids, draft_vocab=vocabulary, seed=seed)
+    model = build_drafter(
+        settings, target_path=target, aux_layer_ids=aux_layer_ids, draft_vocab=vocabulary, seed=seed
+    )
     with torch.no_grad():
         model.markov_head.markov_w1.weight.normal_(generator=generator)
-        model.markov_head.markov_w2.weight.normal_(std=markov_scale / markov_rank**0.5, generator=generator)
+        model.markov_head.markov_w2.weight.normal_(
+            std=markov_scale / markov_rank**0.5, generator=generator
+        )
         _teach_successors(model, learn_from)
     model.save_pretrained(path)
     return path
 
 
 def _teach_successors(model: Any, sequences: Iterable[Sequence[int]]) -> None:
-    """Give the most frequent tokens a rank of their own, on which the likeliest successor stands out."""
+    """Give the most frequent tokens a rank of their own, on which the likeliest successor stands
+    out.
+    """
     w1_WR, w2_VR = model.markov_head.markov_w1.weight, model.markov_head.markov_w2.weight
     pairs = Counter(pair for sequence in sequences for pair in pairwise(sequence))
     draft_ids = {token: token for token in range(w2_VR.shape[0])}
@@ -70,7 +78,11 @@ def _teach_successors(model: Any, sequences: Iterable[Sequence[int]]) -> None:
         draft_ids = {int(draft + offset): draft for draft, offset in enumerate(model.d2t)}
     successors: dict[int, int] = {}
     for (previous, following), _ in pairs.most_common():
-        if previous not in successors and following in draft_ids and len(successors) < w1_WR.shape[1] // 2:
+        if (
+            previous not in successors
+            and following in draft_ids
+            and len(successors) < w1_WR.shape[1] // 2
+        ):
             successors[previous] = draft_ids[following]
     for rank, (previous, draft_id) in enumerate(successors.items()):
         w1_WR[:, rank] = 0.0

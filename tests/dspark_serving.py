@@ -47,20 +47,38 @@ def serve(
 ) -> Iterator[str]:
     """Serve `target` on a free port; yields the base URL and ends the engine on exit.
 
-    Matrices as small as a tiny target's are many times slower on two cores than on one: None takes all, for real ones.
+    Matrices as small as a tiny target's are many times slower on two cores than on one: None takes
+    all, for real ones.
     """
     arguments: tuple[str, ...] = ()
     if speculative:
-        arguments = ("--speculative-config", json.dumps(speculative), "--per-request-spec-decode-metrics", "summary")
+        arguments = (
+            "--speculative-config",
+            json.dumps(speculative),
+            "--per-request-spec-decode-metrics",
+            "summary",
+        )
     spec = EngineSpec(
-        name="served", model_path=str(target), served_model_name=MODEL, port=free_port(), device="cpu",
-        # Few tokens per engine step, so that prompts are prefilled in chunks beside requests that draft.
+        name="served",
+        model_path=str(target),
+        served_model_name=MODEL,
+        port=free_port(),
+        device="cpu",
+        # Few tokens per engine step, so that prompts are prefilled in chunks beside requests that
+        # draft.
         settings=EngineSettings(
-            device="cpu", dtype=dtype, max_model_len=512, max_num_seqs=32, max_num_batched_tokens=256, kv_cache_gib=1,
+            device="cpu",
+            dtype=dtype,
+            max_model_len=512,
+            max_num_seqs=32,
+            max_num_batched_tokens=256,
+            kv_cache_gib=1,
             startup_timeout_s=STARTUP_TIMEOUT_S,
         ),
-        extra_args=arguments, extra_env={"DSPARK_CPU_TRACE": str(trace)} if trace else {}, num_cores=num_cores,
-    )  # fmt: skip
+        extra_args=arguments,
+        extra_env={"DSPARK_CPU_TRACE": str(trace)} if trace else {},
+        num_cores=num_cores,
+    )
     with Engine.start(spec, log_path=log, fingerprint=None) as engine:
         yield engine.wait_ready().url
 
@@ -74,23 +92,32 @@ def complete(
     num_in_flight: int = 8,
     with_logprobs: bool = False,
 ) -> list[Completion]:
-    """Complete token-id prompts; request i carries the id `request-<i>`. End tokens do not end a completion."""
+    """Complete token-id prompts; request i carries the id `request-<i>`. End tokens do not end a
+    completion.
+    """
     temperatures = temperatures or [0.0] * len(prompts)
     lengths = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
 
     def one(index: int) -> Completion:
         body: dict[str, Any] = {
-            "model": MODEL, "prompt": list(prompts[index]), "max_tokens": lengths[index], "ignore_eos": True,
-            "temperature": temperatures[index], "return_token_ids": True,
-        }  # fmt: skip
+            "model": MODEL,
+            "prompt": list(prompts[index]),
+            "max_tokens": lengths[index],
+            "ignore_eos": True,
+            "temperature": temperatures[index],
+            "return_token_ids": True,
+        }
         if with_logprobs:
             # As ids: distinct tokens with the same text would fall together in one dictionary key.
             body |= {"logprobs": NUM_TOP_LOGPROBS, "return_tokens_as_token_ids": True}
-        response = client.post("/v1/completions", json=body, headers={"X-Request-Id": f"request-{index}"})
+        response = client.post(
+            "/v1/completions", json=body, headers={"X-Request-Id": f"request-{index}"}
+        )
         response.raise_for_status()
         return _parse(response.json(), with_logprobs=with_logprobs)
 
-    # One client for all: making one per request costs more time than a tiny target needs for an answer.
+    # One client for all: making one per request costs more time than a tiny target needs for an
+    # answer.
     limits = httpx.Limits(max_connections=num_in_flight)
     with (
         httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits) as client,
@@ -113,7 +140,10 @@ def _parse(answer: dict[str, Any], *, with_logprobs: bool) -> Completion:
     told = []
     if with_logprobs:
         for top in choice["logprobs"]["top_logprobs"]:
-            ids = [(int(token.removeprefix("token_id:")), float(logprob)) for token, logprob in top.items()]
+            ids = [
+                (int(token.removeprefix("token_id:")), float(logprob))
+                for token, logprob in top.items()
+            ]
             told.append(tuple(sorted(ids, key=lambda item: -item[1])))
     speculation = (answer.get("metrics") or {}).get("speculative_decoding")
     return Completion(tuple(choice["token_ids"]), tuple(told), speculation)

@@ -1,7 +1,8 @@
-"""An offline reader of hidden states: the target's own states, computed in this process with transformers.
+"""An offline reader of hidden states: the target's own states, computed in this process with
+transformers.
 
-It has the shape of the stream (`stream(requests)` yields samples with `states_TLH` and `release()`), so training code
-can be tested without engines and a store.
+It has the shape of the stream (`stream(requests)` yields samples with `states_TLH` and
+`release()`), so training code can be tested without engines and a store.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from components.hidden_states.sample import SampleRequest
 
 @dataclass
 class OfflineSample:
-    """A request and its states: the aux layers, then the last state before the final norm; [T, L + 1, H]."""
+    """A request and its states: the aux layers, then the last state before the final norm; [T, L +
+    1, H].
+    """
 
     request: SampleRequest
     states_TLH: torch.Tensor
@@ -37,9 +40,15 @@ class OfflineReader:
     """
 
     def __init__(
-        self, target_path: Path, *, aux_layer_ids: tuple[int, ...], dtype: torch.dtype = torch.bfloat16
+        self,
+        target_path: Path,
+        *,
+        aux_layer_ids: tuple[int, ...],
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(str(target_path), dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(
+            str(target_path), dtype=torch.float32
+        ).eval()
         self._aux_layer_ids = aux_layer_ids
         self._dtype = dtype
         self._last: torch.Tensor | None = None
@@ -56,7 +65,8 @@ class OfflineReader:
             token_ids = torch.from_numpy(request.token_ids.astype(np.int64))[None]
             output = self._model.model(token_ids, output_hidden_states=True)
             assert self._last is not None
-            # transformers applies the final norm to its last state, the stream's last state is before it.
+            # transformers applies the final norm to its last state, the stream's last state is
+            # before it.
             states = [*output.hidden_states[:-1], self._last]
             layers = [states[layer] for layer in self._aux_layer_ids] + [self._last]
             sample = OfflineSample(request, torch.stack(layers, dim=2)[0].to(self._dtype))
@@ -67,7 +77,9 @@ class OfflineReader:
 def random_requests(
     num: int, *, vocab_size: int, seed: int = 0, num_prompt: int = 6, max_answer: int = 30
 ) -> list[SampleRequest]:
-    """Requests of random tokens: a prompt, then a supervised answer of varying length that repeats a short cycle."""
+    """Requests of random tokens: a prompt, then a supervised answer of varying length that repeats
+    a short cycle.
+    """
     rng = np.random.default_rng(seed)
     requests = []
     for index in range(num):

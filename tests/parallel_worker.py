@@ -1,7 +1,7 @@
 """Trains a tiny drafter in several processes: `torchrun ... -m tests.parallel_worker FOLDER`.
 
-FOLDER holds `target` and `packs.pt`. Each rank takes every other pack, by each way to share the work; rank 0 leaves
-the loss curves in `curves.json` and the last state of each run under its name.
+FOLDER holds `target` and `packs.pt`. Each rank takes every other pack, by each way to share the
+work; rank 0 leaves the loss curves in `curves.json` and the last state of each run under its name.
 """
 
 from __future__ import annotations
@@ -30,19 +30,32 @@ DRAFTER = DrafterSettings(num_layers=2, block_size=4, markov_rank=8, draft_vocab
 NUM_STEPS, STOPPED_AT = 6, 3
 # All blocks of a pack: nothing is drawn, so one process can make the very same steps.
 SETTINGS = TrainingSettings(
-    num_steps=NUM_STEPS, learning_rate=3e-3, anchors_per_step=1000, mixed_precision="no", log_every_steps=1,
-    validate_every_steps=4, checkpoint_every_steps=100,
-)  # fmt: skip
+    num_steps=NUM_STEPS,
+    learning_rate=3e-3,
+    anchors_per_step=1000,
+    mixed_precision="no",
+    log_every_steps=1,
+    validate_every_steps=4,
+    checkpoint_every_steps=100,
+)
 
 
 def make_loop(
-    folder: Path, name: str, packs: list[Pack], should_stop: Callable[[], bool] = lambda: False, **changes: Any
+    folder: Path,
+    name: str,
+    packs: list[Pack],
+    should_stop: Callable[[], bool] = lambda: False,
+    **changes: Any,
 ) -> Loop:
     """A loop whose learning rate depends on the step alone."""
     target = folder / "target"
     head_VH = read_lm_head(target)
-    vocabulary = build_draft_vocabulary(torch.ones(len(head_VH), dtype=torch.long), size=256, min_coverage=0.1)
-    drafter = build_drafter(DRAFTER, target_path=target, aux_layer_ids=(1, 3), draft_vocab=vocabulary, seed=0)
+    vocabulary = build_draft_vocabulary(
+        torch.ones(len(head_VH), dtype=torch.long), size=256, min_coverage=0.1
+    )
+    drafter = build_drafter(
+        DRAFTER, target_path=target, aux_layer_ids=(1, 3), draft_vocab=vocabulary, seed=0
+    )
     accelerator = Accelerator(mixed_precision="no", cpu=True)
     is_main = accelerator.is_main_process
     return Loop(
@@ -51,7 +64,11 @@ def make_loop(
         accelerator=accelerator,
         num_samples=10**9,
         validation=Validation(
-            packs[:1], max_anchors=64, lm_head_VH=head_VH.float(), drafter=drafter, num_draft_tokens=3
+            packs[:1],
+            max_anchors=64,
+            lm_head_VH=head_VH.float(),
+            drafter=drafter,
+            num_draft_tokens=3,
         )
         if is_main
         else None,
@@ -70,7 +87,9 @@ def read_packs(folder: Path) -> list[Pack]:
 def stopped_and_resumed(folder: Path, packs: list[Pack]) -> Loop:
     """A sharded run that is stopped, and goes on in a drafter of other weights."""
     asked = iter(range(100))
-    stopped = make_loop(folder, "cut", packs, should_stop=lambda: next(asked) >= STOPPED_AT, parallel="fsdp2")
+    stopped = make_loop(
+        folder, "cut", packs, should_stop=lambda: next(asked) >= STOPPED_AT, parallel="fsdp2"
+    )
     with suppress(TrainingStoppedError):
         stopped.run(iter(packs))
     resumed = make_loop(folder, "cut", packs, parallel="fsdp2")
@@ -97,12 +116,18 @@ def main(folder: Path) -> None:
     loops["cut"] = stopped_and_resumed(folder, packs)
     if rank == 0:
         curves = {
-            name: [[point.loss, point.grad_norm] for point in loop.progress.curve] for name, loop in loops.items()
+            name: [[point.loss, point.grad_norm] for point in loop.progress.curve]
+            for name, loop in loops.items()
         }
         (folder / "curves.json").write_text(json.dumps(curves))
-        held = sum(value.to_local().numel() for value in loops["fsdp2"]._trainee.objective.parameters()
-                   if value.requires_grad)  # fmt: skip
-        whole = sum(value.numel() for value in loops["fsdp2"]._drafter.parameters() if value.requires_grad)
+        held = sum(
+            value.to_local().numel()
+            for value in loops["fsdp2"]._trainee.objective.parameters()
+            if value.requires_grad
+        )
+        whole = sum(
+            value.numel() for value in loops["fsdp2"]._drafter.parameters() if value.requires_grad
+        )
         (folder / "share.json").write_text(json.dumps(held / whole))
 
 

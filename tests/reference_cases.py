@@ -1,6 +1,8 @@
-"""Targets and drafters small enough that every sequence can be enumerated, and what proves decoding lossless on them.
+"""Targets and drafters small enough that every sequence can be enumerated, and what proves decoding
+lossless on them.
 
-Shapes: B draws, M new tokens, C sequences (W ** M), N sequences still decoding, K draft tokens, W target vocabulary.
+Shapes: B draws, M new tokens, C sequences (W ** M), N sequences still decoding, K draft tokens, W
+target vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ VOCAB_SIZE = 8
 PROMPTS = ((3,), (1, 6, 2))
 """Of two lengths, so that every batch is a ragged one."""
 DRAFTERS = ("dspark-vanilla", "dspark-gated", "dspark-rnn", "dflash", "eagle3")
-MODELS: dict[str, Any] = {"dspark": DSparkDraftModel, "dflash": DFlashDraftModel, "eagle3": Eagle3DraftModel}
+MODELS: dict[str, Any] = {
+    "dspark": DSparkDraftModel,
+    "dflash": DFlashDraftModel,
+    "eagle3": Eagle3DraftModel,
+}
 BLOCK_SIZE = 4
 MIN_EXPECTED = 5.0
 """Cells expected less often are pooled (the usual rule for a chi-squared test)."""
@@ -74,41 +80,61 @@ def write_random_drafter(
     seed: int = 0,
     **config: Any,
 ) -> Path:
-    """A drafter of `DRAFTERS` whose weights are all drawn anew, so that no part of it is nearly silent.
+    """A drafter of `DRAFTERS` whose weights are all drawn anew, so that no part of it is nearly
+    silent.
 
-    `draft_token_ids` None gives it the target's whole vocabulary. `config` goes to speculators' `from_training_args`;
-    `num_candidates` is vLLM's own option, which speculators' config does not know.
+    `draft_token_ids` None gives it the target's whole vocabulary. `config` goes to speculators'
+    `from_training_args`; `num_candidates` is vLLM's own option, which speculators' config does not
+    know.
     """
     layer_config = create_transformer_layer_config(
-        str(target), num_layers=num_layers, draft_arch=layer_kind or ("llama" if kind == "eagle3" else "qwen3"),
-        hidden_act=None, sliding_window=None, full_attention_indices=list(range(num_layers)),
-    )  # fmt: skip
+        str(target),
+        num_layers=num_layers,
+        draft_arch=layer_kind or ("llama" if kind == "eagle3" else "qwen3"),
+        hidden_act=None,
+        sliding_window=None,
+        full_attention_indices=list(range(num_layers)),
+    )
     arguments: dict[str, Any] = {
-        "verifier_name_or_path": str(target), "target_layer_ids": list(aux_layer_ids), "draft_attn_impl": "sdpa",
+        "verifier_name_or_path": str(target),
+        "target_layer_ids": list(aux_layer_ids),
+        "draft_attn_impl": "sdpa",
         "draft_vocab_size": int(layer_config.vocab_size),
-    } | config  # fmt: skip
+    } | config
     if draft_token_ids is not None:
         kept = torch.tensor(list(draft_token_ids))
         vocabulary = from_token_ids(kept, target_vocab_size=int(layer_config.vocab_size))
-        arguments |= {"draft_vocab_size": vocabulary.size, "t2d": vocabulary.t2d_V, "d2t": vocabulary.d2t_D}
+        arguments |= {
+            "draft_vocab_size": vocabulary.size,
+            "t2d": vocabulary.t2d_V,
+            "d2t": vocabulary.d2t_D,
+        }
     if kind == "eagle3":
         arguments = {"norm_before_residual": False, "ttt_steps": block_size - 1} | arguments
     else:
-        arguments |= {"block_size": block_size, "mask_token_id": mask_token_id, "sample_from_anchor": False}
+        arguments |= {
+            "block_size": block_size,
+            "mask_token_id": mask_token_id,
+            "sample_from_anchor": False,
+        }
     if kind.startswith("dspark"):
         arguments |= {"markov_rank": markov_rank, "markov_head_type": kind.removeprefix("dspark-")}
     model = MODELS[kind.partition("-")[0]].from_training_args(layer_config, **arguments).float()
     _draw_weights(model, std=weight_std, seed=seed)
     model.save_pretrained(path)
     if num_candidates is not None:
-        written = json.loads((path / "config.json").read_text()) | {"dspark_draft_topk": num_candidates}
+        written = json.loads((path / "config.json").read_text()) | {
+            "dspark_draft_topk": num_candidates
+        }
         (path / "config.json").write_text(json.dumps(written))
     return path
 
 
 @torch.no_grad()
 def _draw_weights(model: Any, *, std: float, seed: int) -> None:
-    """All but the target's own; the two small heads wider, so that they have a say beside the backbone."""
+    """All but the target's own; the two small heads wider, so that they have a say beside the
+    backbone.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if name.startswith(("embed_tokens", "lm_head", "verifier_")):
@@ -120,17 +146,25 @@ def _draw_weights(model: Any, *, std: float, seed: int) -> None:
             weight.copy_(scale * std * torch.randn(weight.shape, generator=generator))
 
 
-def calibrated_scheduler(threshold: float, *, num_positions: int = BLOCK_SIZE - 1) -> PrefixScheduler:
-    """The scheduler as it is served, with a calibration that moves every score: temperature 2, bias 0.5 and rising."""
+def calibrated_scheduler(
+    threshold: float, *, num_positions: int = BLOCK_SIZE - 1
+) -> PrefixScheduler:
+    """The scheduler as it is served, with a calibration that moves every score: temperature 2, bias
+    0.5 and rising.
+    """
     draws = np.random.default_rng(0)
     logits_NK = draws.normal(0.0, 2.0, (2000, num_positions))
     survival_NK = 1 / (1 + np.exp(-(logits_NK / 2 + 0.5 * np.arange(1, num_positions + 1))))
     accepted_NK = draws.random(logits_NK.shape) < survival_NK
-    return PrefixScheduler(threshold, fit_calibration(logits_NK, accepted_NK, np.arange(2000) // 20))
+    return PrefixScheduler(
+        threshold, fit_calibration(logits_NK, accepted_NK, np.arange(2000) // 20)
+    )
 
 
 class PeekingScheduler:
-    """Wrong on purpose: whether draft 1 is verified hangs on the confidence of draft 2, which draft 1 enters."""
+    """Wrong on purpose: whether draft 1 is verified hangs on the confidence of draft 2, which draft
+    1 enters.
+    """
 
     def num_scheduled(self, confidence_logits_NK: np.ndarray) -> np.ndarray:
         """All drafts or none, [N]."""
@@ -148,9 +182,15 @@ def verify_too_kindly(
 ) -> Verification:
     """Wrong on purpose: keeps a draft while 0.9 u q < p."""
     kinder_BKW = draft_probs_BKW.clone()
-    kinder_BKW.scatter_(2, draft_ids_BK[..., None], 0.9 * draft_probs_BKW.gather(2, draft_ids_BK[..., None]))
+    kinder_BKW.scatter_(
+        2, draft_ids_BK[..., None], 0.9 * draft_probs_BKW.gather(2, draft_ids_BK[..., None])
+    )
     return reference_verify.verify_sampled(
-        draft_ids_BK, kinder_BKW, target_probs_BRW, generator=generator, num_scheduled_B=num_scheduled_B
+        draft_ids_BK,
+        kinder_BKW,
+        target_probs_BRW,
+        generator=generator,
+        num_scheduled_B=num_scheduled_B,
     )
 
 
@@ -164,7 +204,11 @@ def verify_without_residual(
 ) -> Verification:
     """Wrong on purpose: after a refusal the token comes from p, not from the residual."""
     right = reference_verify.verify_sampled(
-        draft_ids_BK, draft_probs_BKW, target_probs_BRW, generator=generator, num_scheduled_B=num_scheduled_B
+        draft_ids_BK,
+        draft_probs_BKW,
+        target_probs_BRW,
+        generator=generator,
+        num_scheduled_B=num_scheduled_B,
     )
     rows_B = torch.arange(draft_ids_BK.shape[0], device=draft_ids_BK.device)
     source_BW = target_probs_BRW[rows_B, right.num_accepted_B]
@@ -175,12 +219,16 @@ def verify_without_residual(
 def exact_probabilities(
     target: Path, prompts: Sequence[Sequence[int]], *, num_tokens: int, temperature: float
 ) -> list[np.ndarray]:
-    """Per prompt, the target's probability [C] of each sequence of `num_tokens`, in the order of `sequence_codes`."""
+    """Per prompt, the target's probability [C] of each sequence of `num_tokens`, in the order of
+    `sequence_codes`.
+    """
     model = AutoModelForCausalLM.from_pretrained(str(target), dtype=torch.float64).eval()
     sequences_CM = torch.tensor(list(product(range(VOCAB_SIZE), repeat=num_tokens)))
     exact = []
     for prompt in prompts:
-        ids = torch.cat([torch.tensor([list(prompt)]).expand(len(sequences_CM), -1), sequences_CM], dim=1)
+        ids = torch.cat(
+            [torch.tensor([list(prompt)]).expand(len(sequences_CM), -1), sequences_CM], dim=1
+        )
         logits = model(ids).logits[:, len(prompt) - 1 : -1] / temperature
         chosen = logits.log_softmax(-1).gather(2, sequences_CM[..., None])
         exact.append(chosen.sum((1, 2)).exp().numpy())
@@ -194,9 +242,17 @@ def sequence_codes(tokens_BM: torch.Tensor) -> np.ndarray:
 
 
 def count_draws(
-    decoder: ReferenceDecoder, *, num_draws: int, batch_size: int, num_tokens: int, seed: int, **call: Any
+    decoder: ReferenceDecoder,
+    *,
+    num_draws: int,
+    batch_size: int,
+    num_tokens: int,
+    seed: int,
+    **call: Any,
 ) -> list[np.ndarray]:
-    """Per prompt of `PROMPTS`, how often each sequence [C] was decoded; `num_draws` in total, prompts alternating."""
+    """Per prompt of `PROMPTS`, how often each sequence [C] was decoded; `num_draws` in total,
+    prompts alternating.
+    """
     generator = torch.Generator(decoder.device).manual_seed(seed)
     counts = [np.zeros(VOCAB_SIZE**num_tokens, dtype=np.int64) for _ in PROMPTS]
     prompts = [PROMPTS[row % len(PROMPTS)] for row in range(batch_size)]
@@ -209,7 +265,9 @@ def count_draws(
 
 
 def chi_squared_p_value(counts: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> float:
-    """p-value of independent multinomials, one per prompt: statistics and degrees of freedom add up."""
+    """p-value of independent multinomials, one per prompt: statistics and degrees of freedom add
+    up.
+    """
     statistic, freedom = 0.0, 0
     for observed_C, probability_C in zip(counts, exact, strict=True):
         expected_C = probability_C / probability_C.sum() * observed_C.sum()

@@ -1,4 +1,6 @@
-"""Real services for tests, on free ports, in a state folder of their own, with a small flow beside the deployments."""
+"""Real services for tests, on free ports, in a state folder of their own, with a small flow beside
+the deployments.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ class Services:
     """The service commands of the Makefile against one state folder, each in a process of its own.
 
     Args:
-        folder: gets the settings file and, under `state/`, everything the services write. Keep its path short: a Unix
-            socket lies in it.
+        folder: gets the settings file and, under `state/`, everything the services write. Keep its
+            path short: a Unix socket lies in it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +77,10 @@ class Services:
         return self.python("-m", f"components.services.{command}", *arguments)
 
     def python(
-        self, *arguments: str, timeout_s: float = START_TIMEOUT_S + 60, variables: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        timeout_s: float = START_TIMEOUT_S + 60,
+        variables: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """This interpreter with the environment that points at these services, and `variables`."""
         return subprocess.run(
@@ -95,7 +100,8 @@ class Services:
 
 @contextmanager
 def running_services(folder: Path) -> Iterator[Services]:
-    """Services that are up, serving the repository's deployments and `probe-flow/demo`; nothing is left of them after.
+    """Services that are up, serving the repository's deployments and `probe-flow/demo`; nothing is
+    left of them after.
 
     A test may end them itself.
     """
@@ -104,7 +110,10 @@ def running_services(folder: Path) -> Iterator[Services]:
     prefect_file["deployments"].append(DEPLOYMENT)
     (folder / "prefect.yaml").write_text(yaml.safe_dump(prefect_file))
     services = Services(folder)
-    services.environment |= {"DSPARK_PREFECT_FILE": str(folder / "prefect.yaml"), "PYTHONPATH": str(folder)}
+    services.environment |= {
+        "DSPARK_PREFECT_FILE": str(folder / "prefect.yaml"),
+        "PYTHONPATH": str(folder),
+    }
     up = services.run("up")
     assert up.returncode == 0, up.stdout + up.stderr
     run_id = services.state.run_id

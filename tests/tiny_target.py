@@ -1,4 +1,6 @@
-"""A random Llama of a few hundred kilobytes that vLLM serves on CPU, with a real byte-level BPE and ChatML template."""
+"""A random Llama of a few hundred kilobytes that vLLM serves on CPU, with a real byte-level BPE and
+ChatML template.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 HEAD_DIM = 32  # the smallest head size of vLLM's CPU attention
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 _TEXT = (
@@ -23,16 +26,21 @@ _TEXT = (
     "def add(a, b):\n    return a + b\n\nfor i in range(10):\n    print(add(i, 1))",
     "If Anna has 12 apples and gives 5 to Ben, then she has 12 - 5 = 7 apples left.",
     "Please write a short story about a small robot who learns to paint the sea.",
-    "Once upon a time there was a lighthouse keeper, and every evening the light went out over the water.",
-    "Explain the difference between a stack and a queue, and say when you would use each of them in a program.",
-    "My favourite season is autumn because the leaves change colour, people walk more slowly and soup tastes better.",
+    "Once upon a time there was a lighthouse keeper, and every evening the light went out over "
+    "the water.",
+    "Explain the difference between a stack and a queue, and say when you would use each of "
+    "them in a program.",
+    "My favourite season is autumn because the leaves change colour, people walk more slowly "
+    "and soup tastes better.",
 )
 
 
 def make_tiny_target(
     path: Path, *, seed: int = 0, num_layers: int = 4, hidden_size: int = 64, vocab_size: int = 512
 ) -> Path:
-    """Write the target into folder `path` (bf16 safetensors, config, tokenizer, ChatML template) and return it."""
+    """Write the target into folder `path` (bf16 safetensors, config, tokenizer, ChatML template)
+    and return it.
+    """
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(path, vocab_size)

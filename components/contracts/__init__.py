@@ -1,15 +1,26 @@
-"""Frozen, metadata-only records passed between stages. No tensors, no clients, no behaviour beyond digests and files.
+"""Frozen, metadata-only records passed between stages. No tensors, no clients, no behaviour beyond
+digests and files.
 
-Every record serialises to JSON; `digest` is the sha256 of its canonical JSON, so a record can be checked later
-wherever it turns up. Records refer to large things (datasets, checkpoints) by path and content digest.
-One module per concept; importers take every name from here.
+Every record serialises to JSON; `digest` is the sha256 of its canonical JSON, so a record can be
+checked later wherever it turns up. Records refer to large things (datasets, checkpoints) by path
+and content digest. One module per concept; importers take every name from here.
 """
 
 from __future__ import annotations
 
-from components.contracts.calibration import Calibration, PrefixThreshold, ReliabilityBin, ReliabilityFigures
+from components.contracts.calibration import (
+    Calibration,
+    PrefixThreshold,
+    ReliabilityBin,
+    ReliabilityFigures,
+)
 from components.contracts.change import ChangeAction, ChangeKind, TargetChange
-from components.contracts.checkpoint import CALIBRATION_FILE, FINGERPRINT_FILE, CheckpointRef, digest_checkpoint
+from components.contracts.checkpoint import (
+    CALIBRATION_FILE,
+    FINGERPRINT_FILE,
+    CheckpointRef,
+    digest_checkpoint,
+)
 from components.contracts.dataset import DatasetRef, is_held_out
 from components.contracts.digests import digest_file, digest_json
 from components.contracts.files import append_line, write_atomic

@@ -1,4 +1,6 @@
-"""A curated dataset, and the conversations that none may hold because evaluation measures on them."""
+"""A curated dataset, and the conversations that none may hold because evaluation measures on
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from components.contracts.target import TargetFingerprint
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a conversation opening with `text` belongs to evaluation (one in twenty), never to training.
+    """Whether a conversation opening with `text` belongs to evaluation (one in twenty), never to
+    training.
 
     A hash of the content decides, so the answer is stable under row order and growth of the source.
     """
@@ -20,10 +23,14 @@ def is_held_out(text: str) -> bool:
 
 
 class DatasetRef(Reference):
-    """A curated dataset on disk: Arrow shards and a manifest, bound to the target that wrote the answers."""
+    """A curated dataset on disk: Arrow shards and a manifest, bound to the target that wrote the
+    answers.
+    """
 
     path: str
-    digest: str = Field(description="over the content of all shards, independent of paths and times")
+    digest: str = Field(
+        description="over the content of all shards, independent of paths and times"
+    )
     fingerprint: TargetFingerprint
     num_conversations: dict[str, int] = Field(description="by split: train, validation")
     num_tokens: dict[str, int]

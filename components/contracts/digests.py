@@ -9,7 +9,9 @@ from pathlib import Path
 
 def digest_json(value: object) -> str:
     """sha256 (hex) of the canonical JSON of `value`: sorted keys, no spaces."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def digest_file(path: Path) -> str:

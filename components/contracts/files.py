@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, data: bytes | str) -> Path:
-    """Write `data` to `path` through a temporary file, fsync and rename, so no reader sees half a file."""
+    """Write `data` to `path` through a temporary file, fsync and rename, so no reader sees half a
+    file.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     payload = data.encode() if isinstance(data, str) else data

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from components.contracts.record import Record
 
 Progress = Callable[[str, int, int], None]
-"""Called as progress(what, num_done, num_total) by anything longer than ten seconds, at least every 5 s."""
+"""Called as progress(what, num_done, num_total) by anything longer than ten seconds, at least every
+5 s.
+"""
 
 
 def now_utc() -> datetime:

@@ -1,4 +1,6 @@
-"""What every record is built on: immutable, unknown keys refused, written whole, read back checked."""
+"""What every record is built on: immutable, unknown keys refused, written whole, read back
+checked.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from components.errors import ConfigError
 class Reference(BaseModel):
     """Base of everything passed between stages: immutable, unknown keys refused.
 
-    A reference to content has a field `digest` of that content; a `Record` has a property `digest` of itself.
+    A reference to content has a field `digest` of that content; a `Record` has a property `digest`
+    of itself.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,7 +41,8 @@ class Reference(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             raise ConfigError(
-                f"{path} is not a {cls.__name__}", got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+                f"{path} is not a {cls.__name__}",
+                got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
             ) from None
 
 

@@ -21,17 +21,25 @@ class Release(Record):
     gate_digest: str
     run_id: str
     speculative_schedule: tuple[tuple[int, int, int], ...] = ()
-    drafter_out_above: int | None = Field(default=None, description="as `GateDecision.drafter_out_above`")
-    acceptance_length: float | None = Field(default=None, description="as the gate measured it on `target`")
+    drafter_out_above: int | None = Field(
+        default=None, description="as `GateDecision.drafter_out_above`"
+    )
+    acceptance_length: float | None = Field(
+        default=None, description="as the gate measured it on `target`"
+    )
 
 
 class Promotion(Record):
-    """One entry of a model's append-only promotions log; `previous_digest` chains it to the entry before."""
+    """One entry of a model's append-only promotions log; `previous_digest` chains it to the entry
+    before.
+    """
 
     index: int = Field(description="from 1")
     model_name: str
     alias: str = Field(description="champion, challenger, ...")
-    from_version: int | None = Field(description="version the alias stood on before; None: it was not set")
+    from_version: int | None = Field(
+        description="version the alias stood on before; None: it was not set"
+    )
     to_version: int | None = Field(description="version it stands on now; None: it was removed")
     reason: str
     decision_digest: str = Field(description="of the gate decision or canary report that led to it")

@@ -10,10 +10,14 @@ from components.contracts.record import Record
 class TargetFingerprint(Record):
     """What makes two targets the same for a drafter; each part is a sha256 (hex)."""
 
-    weights: str = Field(description="over every tensor's name, dtype, shape and bytes, and the architecture config")
+    weights: str = Field(
+        description="over every tensor's name, dtype, shape and bytes, and the architecture config"
+    )
     quantization: str = Field(description="over the quantization config, or of the word 'none'")
     tokenizer: str = Field(description="over vocabulary, merges, special tokens and chat template")
-    serving: str = Field(description="over engine settings that change numerics or limits (dtype, KV dtype, length)")
+    serving: str = Field(
+        description="over engine settings that change numerics or limits (dtype, KV dtype, length)"
+    )
 
 
 class TargetRef(Record):
@@ -23,4 +27,6 @@ class TargetRef(Record):
     path: str = Field(description="folder with config.json, safetensors and tokenizer")
     source: str = Field(description="where it came from: package, Hub id with revision, or folder")
     fingerprint: TargetFingerprint
-    quantization: str = Field(description="readable: 'none', 'compressed-tensors int-quantized W8A8', ...")
+    quantization: str = Field(
+        description="readable: 'none', 'compressed-tensors int-quantized W8A8', ..."
+    )

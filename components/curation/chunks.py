@@ -1,4 +1,6 @@
-"""CPU-heavy work in chunks, so that it can be done here or, by a setting, under Prefect's Dask task runner."""
+"""CPU-heavy work in chunks, so that it can be done here or, by a setting, under Prefect's Dask task
+runner.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CHUNK = 2048
-"""Conversations of one piece of work: enough that a task run of its own is worth it (chosen, not measured)."""
+"""Conversations of one piece of work: enough that a task run of its own is worth it (chosen, not
+measured).
+"""
 
 MAX_ROUND = 16 * CHUNK
 """Conversations drawn before the first of them is judged, at most: work for sixteen cores."""
@@ -31,6 +35,7 @@ def apply_here(work: Callable[[T], R], chunks: Iterable[T], /) -> Iterable[R]:
 
 
 def round_size(num_conversations: int, *, least: int) -> int:
-    """Conversations to draw before they are judged: an eighth of those wanted, so that little is drawn for nothing,
-    and the same wherever the work is done, so that the data set is the same too."""
+    """Conversations to draw before they are judged: an eighth of those wanted, so that little is
+    drawn for nothing, and the same wherever the work is done, so that the data set is the same too.
+    """
     return max(least, min(MAX_ROUND, num_conversations // 8))

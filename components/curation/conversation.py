@@ -1,10 +1,11 @@
 """The rows that move through curation: prompts first, then the answers the target gave to them.
 
-    Conversation          what the target is asked, named by the hash of its content: system and user turns, and the
+    Conversation          what the target is asked, named by the hash of its content: system and
+    user turns, and the
                           tool calls and results that stand between a user turn and its answer
     Answer                one regenerated assistant turn, with the tokens the target produced
-    AnsweredConversation  both; a conversation that a truncated answer cut short has fewer answers than turns
-    Row                   token ids and loss mask, as the trainer reads them
+    AnsweredConversation  both; a conversation that a truncated answer cut short has fewer answers
+    than turns Row                   token ids and loss mask, as the trainer reads them
 
 Plain slotted dataclasses, not pydantic records: there are hundreds of thousands of them.
 """
@@ -32,7 +33,9 @@ class Message:
     role: Role
     content: str
     extra: str = ""
-    """The further fields of a tool call or of its result (`tool_calls`, `tool_call_id`, `name`), as a JSON object."""
+    """The further fields of a tool call or of its result (`tool_calls`, `tool_call_id`, `name`), as
+    a JSON object.
+    """
 
     def as_dict(self) -> dict[str, Any]:
         """The form that chat templates take."""
@@ -40,16 +43,22 @@ class Message:
         return turn | json.loads(self.extra) if self.extra else turn
 
     def as_request(self) -> dict[str, Any]:
-        """The form that an OpenAI endpoint takes: the arguments of a call are a JSON text, not an object."""
+        """The form that an OpenAI endpoint takes: the arguments of a call are a JSON text, not an
+        object.
+        """
         turn = self.as_dict()
         for call in turn.get("tool_calls", ()):
-            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            call["function"]["arguments"] = json.dumps(
+                call["function"]["arguments"], ensure_ascii=False
+            )
         return turn
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The prompts of one conversation: an optional system message, then turns. Build it with `of`."""
+    """The prompts of one conversation: an optional system message, then turns. Build it with
+    `of`.
+    """
 
     id: str
     source: str
@@ -78,7 +87,9 @@ class Conversation:
 
     @property
     def turns(self) -> tuple[tuple[Message, ...], ...]:
-        """What stands before each answer: a user message, with the tool calls and results that follow it."""
+        """What stands before each answer: a user message, with the tool calls and results that
+        follow it.
+        """
         turns: list[tuple[Message, ...]] = []
         for message in self.messages:
             if message.role == "user":
@@ -114,8 +125,8 @@ class Conversation:
 class Answer:
     """One assistant turn as the target gave it.
 
-    `token_ids` and `prompt_token_ids` are what the engine produced and saw. They are empty where the endpoint does not
-    return token ids; rendering then tokenises `text` again.
+    `token_ids` and `prompt_token_ids` are what the engine produced and saw. They are empty where
+    the endpoint does not return token ids; rendering then tokenises `text` again.
     """
 
     text: str
@@ -164,7 +175,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training row: `token_ids` [T] and `loss_mask` [T], true where the target produced the token."""
+    """One training row: `token_ids` [T] and `loss_mask` [T], true where the target produced the
+    token.
+    """
 
     conversation_id: str
     source: str

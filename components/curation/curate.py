@@ -1,4 +1,6 @@
-"""The steps of curation, composed so that a task is one call each: `collect` -> `regenerate` -> `finish`."""
+"""The steps of curation, composed so that a task is one call each: `collect` -> `regenerate` ->
+`finish`.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,19 @@ from components.curation.answers.regenerate import Regeneration
 from components.curation.answers.spool import conversation_spool
 from components.curation.chunks import CHUNK, Apply, apply_here, round_size
 from components.curation.conversation import AnsweredConversation, Conversation, Row
-from components.curation.dataset.expectations import Finding, ScalarFrame, Validation, validate_frame
+from components.curation.dataset.expectations import (
+    Finding,
+    ScalarFrame,
+    Validation,
+    validate_frame,
+)
 from components.curation.dataset.plots import plot_funnel
-from components.curation.dataset.render import Renderer, load_renderer, prove_masks, rewrites_history
+from components.curation.dataset.render import (
+    Renderer,
+    load_renderer,
+    prove_masks,
+    rewrites_history,
+)
 from components.curation.dataset.row_spool import RowSpool
 from components.curation.dataset.split import TRAIN, VALIDATION, check_both_sides, side_of
 from components.curation.dataset.write import DOCS_INDEX, staging_dir, write_dataset
@@ -71,7 +83,8 @@ def collect(
     progress: Progress,
     apply: Apply = apply_here,
 ) -> Collected:
-    """Draw from the sources until `num_conversations` prompts passed every filter, or the sources are dry.
+    """Draw from the sources until `num_conversations` prompts passed every filter, or the sources
+    are dry.
 
     Args:
         settings: the recipe's section.
@@ -82,8 +95,8 @@ def collect(
         apply: where the filters run.
 
     Raises:
-        CurationError: a source cannot be opened, the target has no chat template, or too few prompts survive for a
-            training and a validation side.
+        CurationError: a source cannot be opened, the target has no chat template, or too few
+            prompts survive for a training and a validation side.
     """
     load_renderer(target)  # a target without a template is told of here, not in some worker
     judged = PromptJudge(settings, target.path, target.name)
@@ -106,7 +119,9 @@ def collect(
             if index >= len(verdicts) or not verdicts[index]:
                 mixture.refuse(conversation.source)
         if time.monotonic() - reported >= REPORT_INTERVAL_S:
-            progress(f"collect: {mixture.num_read} rows read", len(kept), settings.num_conversations)
+            progress(
+                f"collect: {mixture.num_read} rows read", len(kept), settings.num_conversations
+            )
             reported = time.monotonic()
         if len(kept) >= settings.num_conversations:
             break
@@ -130,11 +145,15 @@ class RowRenderer:
     target_path: str
     target_name: str
 
-    def __call__(self, answered: Sequence[AnsweredConversation]) -> tuple[Sequence[AnsweredConversation], list[Row]]:
+    def __call__(
+        self, answered: Sequence[AnsweredConversation]
+    ) -> tuple[Sequence[AnsweredConversation], list[Row]]:
         """The conversations, and their rows."""
         renderer = renderer_here(self.target_path, self.target_name)
         rows = (row for batch in batches(answered, BATCH) for row in renderer.render_all(batch))
-        return answered, [_with_language(row, item) for row, item in zip(rows, answered, strict=True)]
+        return answered, [
+            _with_language(row, item) for row, item in zip(rows, answered, strict=True)
+        ]
 
 
 def _with_language(row: Row, item: AnsweredConversation) -> Row:
@@ -167,21 +186,34 @@ def finish(
         apply: where rendering runs.
 
     Raises:
-        CurationError: rendering cannot be trusted (template missing or altered, a mask that does not read as its
-            answers), or one side of the split is empty.
-        DatasetValidationError: a critical expectation failed. No data set is written; the Data Docs are kept.
+        CurationError: rendering cannot be trusted (template missing or altered, a mask that does
+            not read as its answers), or one side of the split is empty.
+        DatasetValidationError: a critical expectation failed. No data set is written; the Data Docs
+            are kept.
     """
     renderer = load_renderer(target)
     with staging_dir(Path(output_dir)) as staging:
         rows, frame = _render(
-            regeneration.answered, renderer, HeldOut(held_out), staging,
-            work=RowRenderer(target.path, target.name), settings=settings, progress=progress, apply=apply,
-        )  # fmt: skip
+            regeneration.answered,
+            renderer,
+            HeldOut(held_out),
+            staging,
+            work=RowRenderer(target.path, target.name),
+            settings=settings,
+            progress=progress,
+            apply=apply,
+        )
         num_rows = sum(rows.counts().values())
         progress("validate", 0, num_rows)
-        similarity = _similarity_across(regeneration.answered, frame.sides, settings.near_duplicate_threshold)
-        validation = _validate(frame.frame(similarity), staging, Path(output_dir), settings, renderer, max_model_len)
-        funnel = Funnel({**collected.funnel, "answered": len(regeneration.answered), "rendered": num_rows}).as_dict()
+        similarity = _similarity_across(
+            regeneration.answered, frame.sides, settings.near_duplicate_threshold
+        )
+        validation = _validate(
+            frame.frame(similarity), staging, Path(output_dir), settings, renderer, max_model_len
+        )
+        funnel = Funnel(
+            {**collected.funnel, "answered": len(regeneration.answered), "rendered": num_rows}
+        ).as_dict()
         plot_funnel(funnel, staging / "funnel.png")
         _write_examples(collected, regeneration, staging)
         dataset = write_dataset(
@@ -207,11 +239,19 @@ def _validate(
     docs_dir = staging / Path(DOCS_INDEX).parent
     try:
         return validate_frame(
-            frame, docs_dir=docs_dir, settings=settings, vocab_size=renderer.vocab_size, max_tokens=max_model_len
+            frame,
+            docs_dir=docs_dir,
+            settings=settings,
+            vocab_size=renderer.vocab_size,
+            max_tokens=max_model_len,
         )
     except DatasetValidationError as error:
         # The staging folder goes; what explains the refusal must not.
-        kept = output_dir / "failed" / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{staging.name[-8:]}"
+        kept = (
+            output_dir
+            / "failed"
+            / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{staging.name[-8:]}"
+        )
         kept.parent.mkdir(parents=True, exist_ok=True)
         docs_dir.rename(kept)
         raise DatasetValidationError(
@@ -260,7 +300,9 @@ def _similarity_across(
     answered: Sequence[AnsweredConversation], sides: Sequence[str], threshold: float
 ) -> dict[str, float]:
     def prompts(side: str) -> Iterator[Conversation]:
-        return (item.conversation for item, where in zip(answered, sides, strict=True) if where == side)
+        return (
+            item.conversation for item, where in zip(answered, sides, strict=True) if where == side
+        )
 
     return cross_similarity(prompts(VALIDATION), prompts(TRAIN), threshold=threshold)
 

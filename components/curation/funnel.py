@@ -15,9 +15,10 @@ STEPS = (
     "answered",
     "rendered",
 )
-"""What the counts mean: rows read from the sources; those that could be read as a conversation; those that are not
-evaluation's; those the prompt filters passed; after exact and near duplicates; after decontamination; with at least one
-answer by the target; and with tokens and a mask."""
+"""What the counts mean: rows read from the sources; those that could be read as a conversation;
+those that are not evaluation's; those the prompt filters passed; after exact and near duplicates;
+after decontamination; with at least one answer by the target; and with tokens and a mask.
+"""
 
 
 class Funnel:

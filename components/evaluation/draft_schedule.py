@@ -1,4 +1,5 @@
-"""How many draft tokens at which load: the schedule that follows from measured speed, and where even that loses.
+"""How many draft tokens at which load: the schedule that follows from measured speed, and where
+even that loses.
 
 vLLM takes it as `num_speculative_tokens_per_batch_size`, rows of (from, to, K).
 """
@@ -11,10 +12,14 @@ from components.contracts import AcceptanceReport, SpeedPoint
 from components.evaluation.speed import BESIDE_SCHEDULED, SCHEDULED, speedups
 
 MIN_SHIPPED_RATIO = 0.95
-"""Of no draft's throughput: what a shipped schedule must keep at every load, or say above which it does not."""
+"""Of no draft's throughput: what a shipped schedule must keep at every load, or say above which it
+does not.
+"""
 
 MIN_GAIN = 0.02
-"""A shorter draft is taken where it is this much faster: the medians of a few rounds are no closer than that."""
+"""A shorter draft is taken where it is this much faster: the medians of a few rounds are no closer
+than that.
+"""
 
 Schedule = tuple[tuple[int, int, int], ...]
 Speed = Mapping[str, Sequence[SpeedPoint]]
@@ -30,9 +35,13 @@ def ratios_by_length(
     Args:
         speed: by arm, with all `num_draft_tokens`.
         num_draft_tokens: K of the drafter's block.
-        shorter: by fewer draft tokens, speed by arm as measured with them, no draft in turns with it.
+        shorter: by fewer draft tokens, speed by arm as measured with them, no draft in turns with
+            it.
     """
-    return {num_draft_tokens: speedups(speed), **{length: speedups(one) for length, one in (shorter or {}).items()}}
+    return {
+        num_draft_tokens: speedups(speed),
+        **{length: speedups(one) for length, one in (shorter or {}).items()},
+    }
 
 
 def reported_ratios(report: AcceptanceReport) -> dict[int, dict[int, float]]:
@@ -50,10 +59,11 @@ def reported_ratios(report: AcceptanceReport) -> dict[int, dict[int, float]]:
 def choose_schedule(ratios: Ratios, *, max_requests: int = 64) -> Schedule:
     """The schedule from the measured break-even: fewer draft tokens as the load grows, then none.
 
-    At each measured load the fastest K of those not above the last load's is taken, a shorter one where it is faster by
-    `MIN_GAIN`. From the first load at which none is at least as fast as no draft, K is 0. Between two measured loads
-    the smaller one is trusted up to itself and the larger one from there on: fewer drafts are only slower, so the
-    schedule errs to the side of plain decoding.
+    At each measured load the fastest K of those not above the last load's is taken, a shorter one
+    where it is faster by `MIN_GAIN`. From the first load at which none is at least as fast as no
+    draft, K is 0. Between two measured loads the smaller one is trusted up to itself and the larger
+    one from there on: fewer drafts are only slower, so the schedule errs to the side of plain
+    decoding.
 
     Args:
         ratios: as `ratios_by_length`; a K without measured speed is left out.
@@ -95,12 +105,16 @@ def _fastest(measured: Ratios, load: int, longest: int) -> int:
     return chosen
 
 
-def load_limit(speed: Speed, ratios: Ratios, schedule: Schedule, *, min_ratio: float = MIN_SHIPPED_RATIO) -> int | None:
-    """Requests in flight above which the drafter should not be loaded at all; None when there is no such load.
+def load_limit(
+    speed: Speed, ratios: Ratios, schedule: Schedule, *, min_ratio: float = MIN_SHIPPED_RATIO
+) -> int | None:
+    """Requests in flight above which the drafter should not be loaded at all; None when there is no
+    such load.
 
-    A schedule with K = 0 does not make a drafter free: it still reads every token to keep its own cache. So the
-    shipped schedule is taken at its word where it was measured itself (arm 'scheduled'), else only where it drafts as
-    was measured; a load at which it does not draft and was not measured counts as one to take the drafter out at.
+    A schedule with K = 0 does not make a drafter free: it still reads every token to keep its own
+    cache. So the shipped schedule is taken at its word where it was measured itself (arm
+    'scheduled'), else only where it drafts as was measured; a load at which it does not draft and
+    was not measured counts as one to take the drafter out at.
 
     Args:
         speed: by arm.
@@ -109,8 +123,9 @@ def load_limit(speed: Speed, ratios: Ratios, schedule: Schedule, *, min_ratio: f
         min_ratio: of no draft's throughput.
 
     Returns:
-        The largest measured load up to which the schedule is never below `min_ratio` of no draft (0: not even one
-        request), or None when that holds at every measured load, or no speed was measured.
+        The largest measured load up to which the schedule is never below `min_ratio` of no draft
+        (0: not even one request), or None when that holds at every measured load, or no speed was
+        measured.
     """
     if not schedule:
         return None
@@ -127,7 +142,9 @@ def load_limit(speed: Speed, ratios: Ratios, schedule: Schedule, *, min_ratio: f
 
 
 def draft_tokens_at(schedule: Schedule, num_requests: int) -> int:
-    """K of the row that `num_requests` in one batch falls into; beyond the last row its K holds on."""
+    """K of the row that `num_requests` in one batch falls into; beyond the last row its K holds
+    on.
+    """
     for low, high, num_tokens in schedule:
         if low <= num_requests <= high:
             return num_tokens

@@ -1,4 +1,5 @@
-"""A measuring client of one vLLM engine: completions with the engine's own speculative metrics, and its counters.
+"""A measuring client of one vLLM engine: completions with the engine's own speculative metrics, and
+its counters.
 
 Requests never carry a `seed`: CPU engines die of one.
 """
@@ -39,7 +40,12 @@ _LOGPROBS = {
 }
 
 WARM_UP_TEXT = "Count from one to ten in words, then from ten to one."
-TOO_LONG_MARKS = ("maximum context length", "max_model_len", "longer than the maximum", "is too long")
+TOO_LONG_MARKS = (
+    "maximum context length",
+    "max_model_len",
+    "longer than the maximum",
+    "is too long",
+)
 
 
 class PromptTooLongError(EvaluationError):
@@ -48,7 +54,9 @@ class PromptTooLongError(EvaluationError):
 
 @dataclass(frozen=True)
 class Speculation:
-    """What the engine says about one request: `histogram[j]` target steps accepted exactly j draft tokens."""
+    """What the engine says about one request: `histogram[j]` target steps accepted exactly j draft
+    tokens.
+    """
 
     histogram: tuple[int, ...]
     num_draft_tokens: int
@@ -65,14 +73,17 @@ class Speculation:
 
     @property
     def accepted_by_position(self) -> tuple[int, ...]:
-        """Accepted drafts at positions 1..K: steps that accepted at least k (drafts are accepted left to right)."""
+        """Accepted drafts at positions 1..K: steps that accepted at least k (drafts are accepted
+        left to right).
+        """
         return tuple(sum(self.histogram[k:]) for k in range(1, len(self.histogram)))
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One answered request; `token_times` holds (seconds since the request, tokens so far) when streamed, token ids
-    and the best tokens at each position are there when asked for."""
+    """One answered request; `token_times` holds (seconds since the request, tokens so far) when
+    streamed, token ids and the best tokens at each position are there when asked for.
+    """
 
     text: str
     num_prompt_tokens: int
@@ -117,7 +128,11 @@ class EngineClient:
         # The pool must never queue: its waiting would count as the engine's latency.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         self._http = httpx.AsyncClient(
-            base_url=endpoint.url.rstrip("/"), timeout=timeout_s, limits=limits, transport=transport, trust_env=False
+            base_url=endpoint.url.rstrip("/"),
+            timeout=timeout_s,
+            limits=limits,
+            transport=transport,
+            trust_env=False,
         )
 
     async def __aenter__(self) -> Self:
@@ -171,7 +186,8 @@ class EngineClient:
             raise self._bad_answer(error) from None
 
     async def stream(self, asked: PromptOrMessages, *, cache_salt: str | None = None) -> Completion:
-        """As `complete`, streamed: `token_times` tells when each chunk arrived and how many tokens there were by then.
+        """As `complete`, streamed: `token_times` tells when each chunk arrived and how many tokens
+        there were by then.
 
         Requests share cached prefixes only with those of the same `cache_salt`.
 
@@ -191,14 +207,18 @@ class EngineClient:
             self._http.stream("POST", "/v1/chat/completions", json=payload) as response,
         ):
             if response.is_error:
-                self._check_status(response.status_code, (await response.aread()).decode(errors="replace"))
+                self._check_status(
+                    response.status_code, (await response.aread()).decode(errors="replace")
+                )
             try:
                 async for event in _events(response):
                     last = event
                     num_tokens = int(event["usage"]["completion_tokens"])
                     if num_tokens > (times[-1][1] if times else 0):
                         times.append((time.perf_counter() - started, num_tokens))
-                    text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+                    text += "".join(
+                        choice["delta"].get("content") or "" for choice in event["choices"]
+                    )
                 return self._completion(text, last, time.perf_counter() - started, tuple(times))
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise self._bad_answer(error) from None
@@ -209,7 +229,8 @@ class EngineClient:
         Keys are metric names without '_total'; per-position ones end in '{position="k"}', k from 0.
 
         Raises:
-            EvaluationError: /metrics does not answer or belongs to an engine that serves another model.
+            EvaluationError: /metrics does not answer or belongs to an engine that serves another
+                model.
         """
         async with self._bounded("metrics"):
             response = await self._http.get("/metrics")
@@ -217,18 +238,28 @@ class EngineClient:
         counters: dict[str, float] = {}
         models = set()
         for family in text_string_to_metric_families(response.text):
-            if not family.name.startswith((SPEC_PREFIX, GENERATION_TOKENS, PROMPT_TOKENS)) or family.type != "counter":
+            if (
+                not family.name.startswith((SPEC_PREFIX, GENERATION_TOKENS, PROMPT_TOKENS))
+                or family.type != "counter"
+            ):
                 continue
-            for sample in (sample for sample in family.samples if sample.name == f"{family.name}_total"):
+            for sample in (
+                sample for sample in family.samples if sample.name == f"{family.name}_total"
+            ):
                 models.add(sample.labels.get("model_name"))
                 if sample.labels.get("model_name") == self.endpoint.model:
                     position = sample.labels.get("position")
-                    key = family.name if position is None else f'{family.name}{{position="{position}"}}'
+                    key = (
+                        family.name
+                        if position is None
+                        else f'{family.name}{{position="{position}"}}'
+                    )
                     counters[key] = counters.get(key, 0.0) + sample.value
         if GENERATION_TOKENS not in counters:
             raise EvaluationError(
                 f"the metrics of arm '{self.endpoint.arm}' are not those of its engine",
-                got=f"{self.endpoint.url}/metrics with counters of {', '.join(sorted(map(str, models))) or 'no model'}",
+                got=f"{self.endpoint.url}/metrics with counters of "
+                f"{', '.join(sorted(map(str, models))) or 'no model'}",
                 expected=self.endpoint.model,
                 fix="Point the arm's url at the engine that serves this model.",
             )
@@ -245,13 +276,21 @@ class EngineClient:
             raise self._bad_answer(error) from None
 
     async def warm_up(self, *, num_requests: int, max_tokens: int = 16) -> None:
-        """Answer `num_requests` short requests at once, so that first-time costs stay out of what is measured."""
+        """Answer `num_requests` short requests at once, so that first-time costs stay out of what
+        is measured.
+        """
         message = {"role": "user", "content": WARM_UP_TEXT}
-        await all_or_first_error(self.complete([message], max_tokens=max_tokens) for _ in range(num_requests))
+        await all_or_first_error(
+            self.complete([message], max_tokens=max_tokens) for _ in range(num_requests)
+        )
 
     def _payload(self, asked: PromptOrMessages, max_tokens: int | None) -> dict[str, Any]:
         messages = asked.messages if isinstance(asked, Prompt) else asked
-        payload = {"model": self.endpoint.model, "messages": list(messages), "n": 1} | self._sampling
+        payload = {
+            "model": self.endpoint.model,
+            "messages": list(messages),
+            "n": 1,
+        } | self._sampling
         if isinstance(asked, Prompt):
             payload |= asked.request_options
         return payload if max_tokens is None else payload | {"max_tokens": max_tokens}
@@ -263,7 +302,8 @@ class EngineClient:
                 yield
         except (TimeoutError, httpx.TimeoutException):
             raise EvaluationError(
-                f"arm '{self.endpoint.arm}': no {what} within {self._timeout_s:g} s", got=self.endpoint.url
+                f"arm '{self.endpoint.arm}': no {what} within {self._timeout_s:g} s",
+                got=self.endpoint.url,
             ) from None
         except httpx.HTTPError as error:
             raise EvaluationError(
@@ -277,19 +317,28 @@ class EngineClient:
             return
         refusal = " ".join(body.split())[:300]
         if status == 400 and any(mark in body for mark in TOO_LONG_MARKS):
-            raise PromptTooLongError("prompt and answer do not fit into the model's length", got=refusal)
+            raise PromptTooLongError(
+                "prompt and answer do not fit into the model's length", got=refusal
+            )
         raise EvaluationError(
-            f"arm '{self.endpoint.arm}': the engine refused a request", got=f"HTTP {status}: {refusal}"
+            f"arm '{self.endpoint.arm}': the engine refused a request",
+            got=f"HTTP {status}: {refusal}",
         )
 
     def _completion(
-        self, text: str, body: dict[str, Any], latency_s: float, times: tuple[tuple[float, int], ...] = ()
+        self,
+        text: str,
+        body: dict[str, Any],
+        latency_s: float,
+        times: tuple[tuple[float, int], ...] = (),
     ) -> Completion:
         usage = body["usage"]
         told = (body.get("metrics") or {}).get("speculative_decoding")
         speculation = None
         if told is not None:
-            speculation = Speculation(tuple(map(int, told["acceptance_histogram"])), int(told["num_draft_tokens"]))
+            speculation = Speculation(
+                tuple(map(int, told["acceptance_histogram"])), int(told["num_draft_tokens"])
+            )
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         return Completion(
             text=text,
@@ -309,7 +358,9 @@ class EngineClient:
 
 
 async def all_or_first_error(coroutines: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Results in order; the first error is raised as it is, once all other coroutines are cancelled and have ended."""
+    """Results in order; the first error is raised as it is, once all other coroutines are cancelled
+    and have ended.
+    """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         return list(await asyncio.gather(*tasks))
@@ -340,7 +391,9 @@ async def answer_all(
         nonlocal num_done
         async with slots:
             try:
-                return await client.complete(prompt, with_token_ids=with_token_ids, with_logprobs=with_logprobs)
+                return await client.complete(
+                    prompt, with_token_ids=with_token_ids, with_logprobs=with_logprobs
+                )
             except PromptTooLongError as error:
                 return error
             finally:
@@ -355,7 +408,10 @@ def _top_logprobs(choice: dict[str, Any]) -> tuple[TopLogprobs, ...]:
     """Per position (token id, log-probability), the most probable first."""
     told = []
     for place in choice["logprobs"]["content"]:
-        ids = [(int(one["token"].removeprefix("token_id:")), float(one["logprob"])) for one in place["top_logprobs"]]
+        ids = [
+            (int(one["token"].removeprefix("token_id:")), float(one["logprob"]))
+            for one in place["top_logprobs"]
+        ]
         told.append(tuple(sorted(ids, key=lambda item: -item[1])))
     return tuple(told)
 

@@ -82,7 +82,9 @@ def _by_length(prompts: Sequence[PromptMeasurement]) -> tuple[GroupAcceptance, .
 
 
 def _interval(prompts: Sequence[PromptMeasurement]) -> Interval | None:
-    """95 % interval, not above what the drafter could reach at all; None where the prompts show no spread."""
+    """95 % interval, not above what the drafter could reach at all; None where the prompts show no
+    spread.
+    """
     estimate = estimate_ratio(*acceptance_sums(prompts), origin=1.0, strata=slices_of(prompts))
     if estimate is None or estimate.standard_error == 0:
         return None

@@ -1,7 +1,8 @@
 """What one measurement has so far: groups of prompts whose counts were checked, on disk if wanted.
 
-A line of JSON per group, the first line says which measurement it is. A line is written whole and synced before the
-next group starts; a last line cut short by a kill is left out, so its group is measured again.
+A line of JSON per group, the first line says which measurement it is. A line is written whole and
+synced before the next group starts; a last line cut short by a kill is left out, so its group is
+measured again.
 """
 
 from __future__ import annotations
@@ -12,14 +13,21 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from components.contracts import ArmEndpoint, PromptMeasurement, append_line, digest_json, write_atomic
+from components.contracts import (
+    ArmEndpoint,
+    PromptMeasurement,
+    append_line,
+    digest_json,
+    write_atomic,
+)
 from components.evaluation.outputs.greedy_answers import GreedyAnswer
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
 
 class Journal:
-    """Measurements and answers by prompt id, excluded prompts, and the counters' growth over all of them.
+    """Measurements and answers by prompt id, excluded prompts, and the counters' growth over all of
+    them.
 
     Args:
         path: file; None keeps everything in memory only.
@@ -45,7 +53,9 @@ class Journal:
         *,
         with_logprobs: bool,
     ) -> Journal:
-        """The journal of one arm over `prompts`; the engine's address may change, what it serves may not."""
+        """The journal of one arm over `prompts`; the engine's address may change, what it serves
+        may not.
+        """
         measurement = {
             "served": endpoint.model_dump(mode="json", exclude={"url"}),
             "temperature": settings.temperature,
@@ -54,7 +64,9 @@ class Journal:
             "with_logprobs": with_logprobs,
             "prompts": sorted(prompt.prompt_id for prompt in prompts),
         }
-        variants = sorted({json.dumps(dict(prompt.variant), sort_keys=True) for prompt in prompts} - {"{}"})
+        variants = sorted(
+            {json.dumps(dict(prompt.variant), sort_keys=True) for prompt in prompts} - {"{}"}
+        )
         if variants:  # a single one is in no prompt's id
             measurement["variants"] = variants
         return cls(path, key=digest_json(measurement))
@@ -75,7 +87,12 @@ class Journal:
         if self._path is not None:
             told = [measurement.model_dump(mode="json") for measurement in measurements]
             texts = {name: [answer.token_ids, answer.top] for name, answer in answers.items()}
-            entry = {"prompts": told, "answers": texts, "excluded": dict(excluded), "counters": dict(growth)}
+            entry = {
+                "prompts": told,
+                "answers": texts,
+                "excluded": dict(excluded),
+                "counters": dict(growth),
+            }
             append_line(self._path, json.dumps(entry))
         self._add(measurements, answers, excluded, growth)
 

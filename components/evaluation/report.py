@@ -24,7 +24,11 @@ from components.contracts import (
 )
 from components.errors import EvaluationError
 from components.evaluation.acceptance import Measured
-from components.evaluation.outputs.greedy_answers import GreedyAnswer, compare_with_itself, divergences
+from components.evaluation.outputs.greedy_answers import (
+    GreedyAnswer,
+    compare_with_itself,
+    divergences,
+)
 from components.evaluation.prompts import Prompt, prompt_digest
 from components.evaluation.rules.estimated import acceptance_sums, slices_of
 from components.evaluation.statistics.ratios import Interval, estimate_ratio, ratio_of_sums
@@ -33,7 +37,9 @@ from components.settings import Recipe
 
 @dataclass(frozen=True)
 class MeasuredLength:
-    """The candidate with fewer draft tokens than its own, and what no draft did in turns with it."""
+    """The candidate with fewer draft tokens than its own, and what no draft did in turns with
+    it.
+    """
 
     measured: Measured
     speed: tuple[SpeedPoint, ...]
@@ -69,7 +75,8 @@ def build_report(
         budget: overlay of the recipe.
         look: how often the candidate was measured for a decision on this target, this included.
         itself: by requests in flight, 'no_draft' answering once more.
-        further: by temperature and arm, what was measured at further temperatures, on fewer prompts.
+        further: by temperature and arm, what was measured at further temperatures, on fewer
+            prompts.
         sampled_outputs: draws with the candidate and without a drafter.
         draft_lengths: the candidate with fewer draft tokens, on fewer prompts.
         warm_prefix: each arm on a long shared prefix.
@@ -78,14 +85,19 @@ def build_report(
         peak_memory_bytes: by arm, of the engine's processes while they were measured.
 
     Raises:
-        EvaluationError: no candidate, engines of different versions, or arms that answered different prompts.
+        EvaluationError: no candidate, engines of different versions, or arms that answered
+            different prompts.
     """
     if "candidate" not in measured:
         raise EvaluationError("no candidate arm was measured", got=", ".join(measured) or "no arm")
     versions = {arm.engine_version for arm in measured.values()}
     if len(versions) > 1:
-        raise EvaluationError("the arms ran on different engine versions", got=", ".join(sorted(versions)))
-    excluded = {prompt_id: reason for arm in measured.values() for prompt_id, reason in arm.excluded.items()}
+        raise EvaluationError(
+            "the arms ran on different engine versions", got=", ".join(sorted(versions))
+        )
+    excluded = {
+        prompt_id: reason for arm in measured.values() for prompt_id, reason in arm.excluded.items()
+    }
     kept = {arm: _without(one, excluded) for arm, one in measured.items()}
     _check_paired(kept)
     settings = recipe.evaluation
@@ -106,7 +118,9 @@ def build_report(
         self_comparisons=_self_comparisons(measured, itself or {}, excluded),
         sampled_outputs=tuple(sampled_outputs),
         excluded=excluded,
-        further_temperatures=tuple(_further(temperature, arms) for temperature, arms in (further or {}).items()),
+        further_temperatures=tuple(
+            _further(temperature, arms) for temperature, arms in (further or {}).items()
+        ),
         draft_lengths=tuple(_shorter(one, excluded) for one in draft_lengths),
         warm_prefix=tuple(warm_prefix),
         compatibility=compatibility,
@@ -116,7 +130,9 @@ def build_report(
     )
 
 
-def _divergences(measured: Mapping[str, Measured], excluded: Mapping[str, str]) -> dict[str, Divergence]:
+def _divergences(
+    measured: Mapping[str, Measured], excluded: Mapping[str, str]
+) -> dict[str, Divergence]:
     """Where the candidate's greedy answers part from no_draft's."""
     plain, ours = (_answers(measured[arm], excluded) for arm in ("no_draft", "candidate"))
     return divergences(plain, ours)
@@ -146,11 +162,15 @@ def _arms(
     memory: Mapping[str, int],
 ) -> dict[str, ArmReport]:
     arms = {
-        arm: _arm_report(one, kept[arm], speed=tuple(speed.get(arm, ())), peak_memory_bytes=memory.get(arm))
+        arm: _arm_report(
+            one, kept[arm], speed=tuple(speed.get(arm, ())), peak_memory_bytes=memory.get(arm)
+        )
         for arm, one in measured.items()
     }
     # An arm that only its speed was measured of, like the shipped schedule.
-    return arms | {arm: _speed_only(arm, tuple(points)) for arm, points in speed.items() if arm not in measured}
+    return arms | {
+        arm: _speed_only(arm, tuple(points)) for arm, points in speed.items() if arm not in measured
+    }
 
 
 def _further(temperature: float, measured: Mapping[str, Measured]) -> TemperatureReport:
@@ -159,7 +179,8 @@ def _further(temperature: float, measured: Mapping[str, Measured]) -> Temperatur
     if "candidate" in kept:
         _check_paired(kept)
     return TemperatureReport(
-        temperature=temperature, arms={arm: _arm_report(one, kept[arm]) for arm, one in measured.items()}
+        temperature=temperature,
+        arms={arm: _arm_report(one, kept[arm]) for arm, one in measured.items()},
     )
 
 
@@ -191,7 +212,9 @@ def _arm_report(
 
 
 def _speed_only(arm: str, speed: tuple[SpeedPoint, ...]) -> ArmReport:
-    return arm_report(arm, prompts=(), speed=speed, checkpoint_digest=None, num_draft_tokens=0, engine_counters={})
+    return arm_report(
+        arm, prompts=(), speed=speed, checkpoint_digest=None, num_draft_tokens=0, engine_counters={}
+    )
 
 
 def arm_report(
@@ -204,21 +227,33 @@ def arm_report(
     engine_counters: dict[str, float],
     peak_memory_bytes: int | None = None,
 ) -> ArmReport:
-    """Figures of one arm from its per-prompt measurements; see `ArmReport` for their definitions."""
+    """Figures of one arm from its per-prompt measurements; see `ArmReport` for their
+    definitions.
+    """
     by_slice: dict[str, list[PromptMeasurement]] = {}
     for prompt in prompts:
         by_slice.setdefault(prompt.slice, []).append(prompt)
-    intervals = {name: _interval(members, num_draft_tokens) for name, members in sorted(by_slice.items())}
+    intervals = {
+        name: _interval(members, num_draft_tokens) for name, members in sorted(by_slice.items())
+    }
     num_steps = sum(prompt.num_steps for prompt in prompts)
-    accepted_at = [sum(prompt.accepted_by_position[k] for prompt in prompts) for k in range(num_draft_tokens)]
+    accepted_at = [
+        sum(prompt.accepted_by_position[k] for prompt in prompts) for k in range(num_draft_tokens)
+    ]
     return ArmReport(
         arm=arm,
         checkpoint_digest=checkpoint_digest,
         acceptance_length=acceptance_length(prompts),
         acceptance_interval=_interval(prompts, num_draft_tokens),
-        acceptance_by_slice={name: acceptance_length(members) for name, members in sorted(by_slice.items())},
-        interval_by_slice={name: interval for name, interval in intervals.items() if interval is not None},
-        acceptance_by_position=tuple(count / num_steps if num_steps else 0.0 for count in accepted_at),
+        acceptance_by_slice={
+            name: acceptance_length(members) for name, members in sorted(by_slice.items())
+        },
+        interval_by_slice={
+            name: interval for name, interval in intervals.items() if interval is not None
+        },
+        acceptance_by_position=tuple(
+            count / num_steps if num_steps else 0.0 for count in accepted_at
+        ),
         draft_coverage=draft_coverage(prompts),
         prompts=prompts,
         speed=speed,
@@ -229,7 +264,9 @@ def arm_report(
 
 
 def acceptance_length(prompts: Sequence[PromptMeasurement]) -> float:
-    """sum(accepted + steps) / sum(steps): tokens per target step, bonus token included; 1.0 without any such step."""
+    """sum(accepted + steps) / sum(steps): tokens per target step, bonus token included; 1.0 without
+    any such step.
+    """
     num, den = acceptance_sums(prompts)
     return ratio_of_sums(num, den) if den.sum() else 1.0
 
@@ -252,8 +289,9 @@ def paired_acceptance_lengths(
 def draft_coverage(prompts: Sequence[PromptMeasurement]) -> float:
     """Share of output tokens that came from target steps with a draft, 0 to 1.
 
-    The first token of an answer comes from the prefill and never counts; the last step may commit more tokens than
-    the answer keeps (its length limit cuts), so each prompt counts at most its own output.
+    The first token of an answer comes from the prefill and never counts; the last step may commit
+    more tokens than the answer keeps (its length limit cuts), so each prompt counts at most its own
+    output.
     """
     covered = sum(min(p.num_steps + p.num_accepted_tokens, p.num_output_tokens) for p in prompts)
     num_output = sum(p.num_output_tokens for p in prompts)
@@ -261,12 +299,16 @@ def draft_coverage(prompts: Sequence[PromptMeasurement]) -> float:
 
 
 def acceptance_histogram(prompts: Sequence[PromptMeasurement]) -> tuple[int, ...]:
-    """Target steps that accepted exactly 0, 1, ... K draft tokens (drafts are accepted left to right)."""
+    """Target steps that accepted exactly 0, 1, ... K draft tokens (drafts are accepted left to
+    right).
+    """
     num_positions = max((len(prompt.accepted_by_position) for prompt in prompts), default=0)
     if not num_positions:
         return ()
     at_least = [sum(prompt.num_steps for prompt in prompts)]
-    at_least += [sum(prompt.accepted_by_position[k] for prompt in prompts) for k in range(num_positions)]
+    at_least += [
+        sum(prompt.accepted_by_position[k] for prompt in prompts) for k in range(num_positions)
+    ]
     return tuple(low - high for low, high in pairwise([*at_least, 0]))
 
 
@@ -276,7 +318,10 @@ def _interval(prompts: Sequence[PromptMeasurement], num_draft_tokens: int) -> In
     if estimate is None:
         return None
     low, high = estimate.interval()
-    return (low, min(high, num_draft_tokens + 1.0))  # no step commits more than its drafts and the bonus token
+    return (
+        low,
+        min(high, num_draft_tokens + 1.0),
+    )  # no step commits more than its drafts and the bonus token
 
 
 def _without(measured: Measured, excluded: Mapping[str, str]) -> tuple[PromptMeasurement, ...]:
@@ -297,8 +342,12 @@ def _check_paired(kept: Mapping[str, tuple[PromptMeasurement, ...]]) -> None:
             )
 
 
-def _equal_outputs(kept: Mapping[str, tuple[PromptMeasurement, ...]], temperature: float) -> tuple[int, int]:
-    """(equal, compared) outputs of candidate and no_draft; sampled outputs cannot be compared, so (0, 0) above 0."""
+def _equal_outputs(
+    kept: Mapping[str, tuple[PromptMeasurement, ...]], temperature: float
+) -> tuple[int, int]:
+    """(equal, compared) outputs of candidate and no_draft; sampled outputs cannot be compared, so
+    (0, 0) above 0.
+    """
     if "no_draft" not in kept or temperature > 0:
         return 0, 0
     plain = {prompt.prompt_id: prompt.output_digest for prompt in kept["no_draft"]}

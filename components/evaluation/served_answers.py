@@ -9,7 +9,12 @@ import httpx
 
 from components.contracts import ArmEndpoint, Progress, ServedAnswer
 from components.errors import EvaluationError
-from components.evaluation.engine_client import Completion, EngineClient, PromptTooLongError, answer_all
+from components.evaluation.engine_client import (
+    Completion,
+    EngineClient,
+    PromptTooLongError,
+    answer_all,
+)
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
@@ -27,7 +32,8 @@ def collect_answers(
     """Answer every prompt on an engine with a drafter; prompts that are too long are left out.
 
     Raises:
-        EvaluationError: engine gone or too slow, no speculative metrics in an answer, or no answer of two tokens.
+        EvaluationError: engine gone or too slow, no speculative metrics in an answer, or no answer
+            of two tokens.
     """
     client = EngineClient(
         endpoint,
@@ -39,7 +45,9 @@ def collect_answers(
     answers = asyncio.run(_collect(client, prompts, settings.acceptance_concurrency, progress))
     kept = tuple(answer for answer in answers if answer.num_steps > 0)
     if not kept:
-        raise EvaluationError(f"arm '{endpoint.arm}' took no step with a draft", got=f"{len(prompts)} prompts")
+        raise EvaluationError(
+            f"arm '{endpoint.arm}' took no step with a draft", got=f"{len(prompts)} prompts"
+        )
     return kept
 
 
@@ -48,7 +56,12 @@ async def _collect(
 ) -> list[ServedAnswer]:
     async with client:
         answers = await answer_all(
-            client, prompts, num_in_flight=num_in_flight, what="answers", with_token_ids=True, progress=progress
+            client,
+            prompts,
+            num_in_flight=num_in_flight,
+            what="answers",
+            with_token_ids=True,
+            progress=progress,
         )
     return [
         _served(client, prompt, answer)
@@ -62,7 +75,8 @@ def _served(client: EngineClient, prompt: Prompt, answer: Completion) -> ServedA
         raise EvaluationError(
             f"arm '{client.endpoint.arm}' serves no drafter, or says nothing of it",
             expected="metrics.speculative_decoding in each response",
-            fix="Start the engine with --per-request-spec-decode-metrics summary and its speculative config.",
+            fix="Start the engine with --per-request-spec-decode-metrics summary and its "
+            "speculative config.",
         )
     return ServedAnswer(
         prompt_id=prompt.prompt_id,

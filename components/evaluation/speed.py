@@ -1,10 +1,11 @@
 """Throughput and latency of the served arms against requests in flight.
 
-One arm at a time gets the machine. Within each concurrency the arms alternate round by round, and every second round
-runs them in reverse (A B, B A, A B, ...), so that a machine that slows down or speeds up over the minutes hits all
-arms alike. A round sends the same prompts to every arm, and other prompts than the round before: the rounds are the
-units that a speed-up is judged by (`rounds.py`), and eight prompts asked again and again would speak for those eight.
-Medians over the rounds are reported beside the rounds themselves.
+One arm at a time gets the machine. Within each concurrency the arms alternate round by round, and
+every second round runs them in reverse (A B, B A, A B, ...), so that a machine that slows down or
+speeds up over the minutes hits all arms alike. A round sends the same prompts to every arm, and
+other prompts than the round before: the rounds are the units that a speed-up is judged by
+(`rounds.py`), and eight prompts asked again and again would speak for those eight. Medians over the
+rounds are reported beside the rounds themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
 SCHEDULED = "scheduled"
-"""Arm name of an engine that serves the candidate with the schedule that would be shipped; only its speed counts."""
+"""Arm name of an engine that serves the candidate with the schedule that would be shipped; only its
+speed counts.
+"""
 
 BESIDE_SCHEDULED = "no_draft_beside"
 """Arm name of no draft measured once more, interleaved with `SCHEDULED`."""
@@ -51,19 +54,24 @@ def measure_speed(
     progress: Progress | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> dict[str, tuple[SpeedPoint, ...]]:
-    """Measure every arm at every concurrency of the recipe, interleaved; points are in order of concurrency.
+    """Measure every arm at every concurrency of the recipe, interleaved; points are in order of
+    concurrency.
 
-    Each round sends `max(speed_requests, concurrency)` prompts, the same ones to all arms, so arms are compared on
-    equal work. They are spread over all prompts, so of every slice, and move on by one from round to round.
-    The engines must serve nobody else meanwhile. Must not be called from a running event loop.
+    Each round sends `max(speed_requests, concurrency)` prompts, the same ones to all arms, so arms
+    are compared on equal work. They are spread over all prompts, so of every slice, and move on by
+    one from round to round. The engines must serve nobody else meanwhile. Must not be called from a
+    running event loop.
 
     Raises:
-        EvaluationError: no prompts, two arms of one name, an engine that fails or answers without a token.
+        EvaluationError: no prompts, two arms of one name, an engine that fails or answers without a
+            token.
     """
     if not prompts:
         raise EvaluationError("no prompts to measure speed on")
     if len({endpoint.arm for endpoint in endpoints}) != len(endpoints):
-        raise EvaluationError("two arms have the same name", got=", ".join(endpoint.arm for endpoint in endpoints))
+        raise EvaluationError(
+            "two arms have the same name", got=", ".join(endpoint.arm for endpoint in endpoints)
+        )
     clients = [
         EngineClient(
             endpoint,
@@ -78,11 +86,18 @@ def measure_speed(
 
 
 async def _measure(
-    clients: Sequence[EngineClient], prompts: Sequence[Prompt], settings: EvaluationSettings, progress: Progress | None
+    clients: Sequence[EngineClient],
+    prompts: Sequence[Prompt],
+    settings: EvaluationSettings,
+    progress: Progress | None,
 ) -> dict[str, tuple[SpeedPoint, ...]]:
     levels = sorted(set(settings.speed_concurrency))
     plan = [
-        (concurrency, client, round_prompts(prompts, max(settings.speed_requests, concurrency), index))
+        (
+            concurrency,
+            client,
+            round_prompts(prompts, max(settings.speed_requests, concurrency), index),
+        )
         for concurrency in levels
         for index in range(settings.speed_repeats)
         for client in (clients if index % 2 == 0 else reversed(clients))
@@ -98,7 +113,9 @@ async def _measure(
             if progress is not None:
                 progress(f"speed of {key[0]} at {concurrency} in flight", num_done, len(plan))
     return {
-        client.endpoint.arm: tuple(speed_point(level, rounds[client.endpoint.arm, level]) for level in levels)
+        client.endpoint.arm: tuple(
+            speed_point(level, rounds[client.endpoint.arm, level]) for level in levels
+        )
         for client in clients
     }
 
@@ -106,8 +123,8 @@ async def _measure(
 def round_prompts(prompts: Sequence[Prompt], num_requests: int, index: int) -> list[Prompt]:
     """The prompts of round `index` (from 0): every so many-th of all, from the `index`-th on.
 
-    Prompts are in order of their slices, so a round holds some of every slice; rounds repeat prompts only when all
-    have been asked. Fewer prompts than requests are asked in turn.
+    Prompts are in order of their slices, so a round holds some of every slice; rounds repeat
+    prompts only when all have been asked. Fewer prompts than requests are asked in turn.
     """
     stride = max(1, len(prompts) // num_requests)
     return [prompts[(index + stride * place) % len(prompts)] for place in range(num_requests)]
@@ -118,7 +135,8 @@ async def _round(client: EngineClient, prompts: Sequence[Prompt], concurrency: i
     answers: list[Completion] = []
 
     async def one_in_flight() -> None:
-        # Lanes share one iterator: a lane takes the next prompt as soon as its last answer is there.
+        # Lanes share one iterator: a lane takes the next prompt as soon as its last answer is
+        # there.
         for prompt in waiting:
             answers.append(await client.stream(prompt))
 
@@ -126,20 +144,27 @@ async def _round(client: EngineClient, prompts: Sequence[Prompt], concurrency: i
     await all_or_first_error(one_in_flight() for _ in range(concurrency))
     duration_s = time.perf_counter() - started
     if not all(answer.token_times for answer in answers):
-        raise EvaluationError(f"arm '{client.endpoint.arm}' answered a request without a single token")
+        raise EvaluationError(
+            f"arm '{client.endpoint.arm}' answered a request without a single token"
+        )
     return Round(
         num_requests=len(answers),
         output_tokens_per_s=sum(answer.num_output_tokens for answer in answers) / duration_s,
         ttft_ms=tuple(answer.token_times[0][0] * 1e3 for answer in answers),
-        itl_ms=tuple(latency for answer in answers for latency in inter_token_latencies_ms(answer.token_times)),
+        itl_ms=tuple(
+            latency
+            for answer in answers
+            for latency in inter_token_latencies_ms(answer.token_times)
+        ),
     )
 
 
 def inter_token_latencies_ms(token_times: Sequence[tuple[float, int]]) -> list[float]:
     """Milliseconds per token after the first, one value per token.
 
-    A chunk of m tokens that comes t after the chunk before it gives m values of t / m: a drafter's several tokens
-    per step count as what they are worth to a reader, not as one long gap and some of zero.
+    A chunk of m tokens that comes t after the chunk before it gives m values of t / m: a drafter's
+    several tokens per step count as what they are worth to a reader, not as one long gap and some
+    of zero.
 
     Args:
         token_times: (seconds since the request, tokens so far) at each chunk.

@@ -138,7 +138,9 @@ async def _measure(
     return cold, warm
 
 
-def _point(endpoint: ArmEndpoint, cold: Sequence[Completion], warm: Sequence[Completion]) -> WarmPrefixPoint:
+def _point(
+    endpoint: ArmEndpoint, cold: Sequence[Completion], warm: Sequence[Completion]
+) -> WarmPrefixPoint:
     if not all(answer.token_times for answer in (*cold, *warm)):
         raise EvaluationError(f"arm '{endpoint.arm}' answered a request without a single token")
     cached_cold = _cached(cold)
@@ -188,7 +190,9 @@ def _acceptance(endpoint: ArmEndpoint, answers: Sequence[Completion]) -> float |
 
 
 def _manual(num_chars: int) -> str:
-    """The first `num_chars` characters of the language reference that Python carries, whole words."""
+    """The first `num_chars` characters of the language reference that Python carries, whole
+    words.
+    """
     try:
         from pydoc_data.topics import topics
     except ImportError:

@@ -1,8 +1,9 @@
-"""Who may hold how many bytes: credits for what is on its way, a ring for what has arrived. Both thread-safe.
+"""Who may hold how many bytes: credits for what is on its way, a ring for what has arrived. Both
+thread-safe.
 
-Credits are taken, in request order, before a request is sent and given back when its sample has been read and
-accepted. The ring is allocated in the same order. So the next sample a consumer waits for always has its bytes, and
-no order of completion can block it.
+Credits are taken, in request order, before a request is sent and given back when its sample has
+been read and accepted. The ring is allocated in the same order. So the next sample a consumer waits
+for always has its bytes, and no order of completion can block it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ class Credits:
 
     def acquire(self, num_bytes: int, *, timeout_s: float) -> bool:
         """Take `num_bytes`, waiting up to `timeout_s`; False if they did not come free."""
-        assert num_bytes <= self.capacity_bytes, "a request larger than the budget can never be sent"
+        assert num_bytes <= self.capacity_bytes, (
+            "a request larger than the budget can never be sent"
+        )
         with self._condition:
-            if not self._condition.wait_for(lambda: self.used_bytes + num_bytes <= self.capacity_bytes, timeout_s):
+            if not self._condition.wait_for(
+                lambda: self.used_bytes + num_bytes <= self.capacity_bytes, timeout_s
+            ):
                 return False
             self.used_bytes += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)
@@ -43,7 +48,9 @@ class Credits:
 
 @dataclass
 class Region:
-    """A piece of the ring. `start` and `end` are byte offsets; `skipped` bytes before it were left out at the wrap."""
+    """A piece of the ring. `start` and `end` are byte offsets; `skipped` bytes before it were left
+    out at the wrap.
+    """
 
     start: int
     end: int
@@ -52,7 +59,9 @@ class Region:
 
 
 class Ring:
-    """Contiguous regions of one buffer, allocated in order; space comes back when the oldest regions are released."""
+    """Contiguous regions of one buffer, allocated in order; space comes back when the oldest
+    regions are released.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -68,7 +77,9 @@ class Ring:
             return sum(not region.released for region in self._regions)
 
     def allocate(self, num_bytes: int, *, timeout_s: float) -> Region | None:
-        """A region of at least `num_bytes`, waiting up to `timeout_s`; None if no space came free."""
+        """A region of at least `num_bytes`, waiting up to `timeout_s`; None if no space came
+        free.
+        """
         size = align(num_bytes)
         assert size <= self.capacity_bytes, "a sample larger than the ring can never be read"
         region: Region | None = None
@@ -100,8 +111,14 @@ class Ring:
         if not self._regions:
             return Region(start=0, end=size, skipped=0)
         tail, head = self._regions[-1].end, self._regions[0].start
-        if tail > head:  # used bytes are one run; free are the end and, before `head`, the beginning
+        if (
+            tail > head
+        ):  # used bytes are one run; free are the end and, before `head`, the beginning
             if tail + size <= self.capacity_bytes:
                 return Region(start=tail, end=tail + size, skipped=0)
-            return Region(start=0, end=size, skipped=self.capacity_bytes - tail) if size <= head else None
+            return (
+                Region(start=0, end=size, skipped=self.capacity_bytes - tail)
+                if size <= head
+                else None
+            )
         return Region(start=tail, end=tail + size, skipped=0) if tail + size <= head else None

@@ -1,15 +1,18 @@
-"""Samples on disk, by content: for data sets that are streamed more than once. Bounded, checksummed, never stale.
+"""Samples on disk, by content: for data sets that are streamed more than once. Bounded,
+checksummed, never stale.
 
     <folder>/<first 16 of the identity's digest>/
         identity.json            fingerprint of the target, layer ids, dtype, hidden size
         states-00000.bin         objects of `wire`, one after the other
         states-00000.jsonl       a line for each: key, offset, num_bytes; written when the object is
 
-Another target, layer list or dtype is another folder, so its states are never read for ours. The key is a hash of the
-token ids. Every process writes files of its own, so a line torn by a kill is the last of its file.
+Another target, layer list or dtype is another folder, so its states are never read for ours. The
+key is a hash of the token ids. Every process writes files of its own, so a line torn by a kill is
+the last of its file.
 
-A full cache takes nothing more and evicts nothing: passes over a data set read everything once, each in an order of its
-own, and then the sample that was used longest ago is as likely to be the next as any other.
+A full cache takes nothing more and evicts nothing: passes over a data set read everything once,
+each in an order of its own, and then the sample that was used longest ago is as likely to be the
+next as any other.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class StateCache:
         self._is_full = False
 
     @classmethod
-    def open(cls, root: Path, identity: Identity, *, limit_bytes: int, is_complete: bool = False) -> StateCache:
+    def open(
+        cls, root: Path, identity: Identity, *, limit_bytes: int, is_complete: bool = False
+    ) -> StateCache:
         """Open the samples of `identity` under `root`, made where there are none yet.
 
         Args:
@@ -69,7 +74,9 @@ class StateCache:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(content, indent=2) + "\n")
         elif json.loads(path.read_text()) != content:
-            raise StreamError("the identity file of a state cache was altered", got=path, fix="Remove its folder.")
+            raise StreamError(
+                "the identity file of a state cache was altered", got=path, fix="Remove its folder."
+            )
         cache = cls(folder, limit_bytes=limit_bytes)
         for index in sorted(folder.glob("states-*.jsonl")):
             cache._read_index(index)
@@ -94,13 +101,17 @@ class StateCache:
             StreamError: the file is shorter than its index says, or gone.
         """
         try:
-            reader = self._readers.get(entry.path) or self._readers.setdefault(entry.path, entry.path.open("rb"))
+            reader = self._readers.get(entry.path) or self._readers.setdefault(
+                entry.path, entry.path.open("rb")
+            )
             reader.seek(entry.offset)
             num_read = reader.readinto(view[: entry.num_bytes])  # type: ignore[attr-defined]
         except OSError as error:
             raise StreamError("a cached sample cannot be read", got=error) from None
         if num_read != entry.num_bytes:
-            raise StreamError("a cached sample is cut short", got=f"{num_read} bytes", expected=entry.num_bytes)
+            raise StreamError(
+                "a cached sample is cut short", got=f"{num_read} bytes", expected=entry.num_bytes
+            )
 
     def add(self, token_ids: np.ndarray, view: memoryview) -> bool:
         """Keep a sample; False where it is here already, or would pass the limit."""
@@ -139,7 +150,9 @@ class StateCache:
     def _files(self) -> tuple[IO[bytes], IO[str]]:
         if self._data is None or self._index is None:
             number = len(list(self._folder.glob("states-*.bin")))
-            while self._data is None:  # another process may take the same number: exclusive creation decides
+            while (
+                self._data is None
+            ):  # another process may take the same number: exclusive creation decides
                 try:
                     self._data = (self._folder / f"states-{number:05d}.bin").open("xb")
                 except FileExistsError:
@@ -179,8 +192,14 @@ def _refuse_others(root: Path, wanted: Mapping[str, Any]) -> None:
     """Say what is there instead of what is wanted."""
     others = [json.loads(path.read_text()) for path in sorted(root.glob(f"*/{IDENTITY_FILE}"))]
     if not others:
-        raise StreamError("there are no cached states to read", got=root, fix="Fill the cache with mode: hybrid first.")
-    differing = sorted({name for other in others for name in wanted if other.get(name) != wanted[name]})
+        raise StreamError(
+            "there are no cached states to read",
+            got=root,
+            fix="Fill the cache with mode: hybrid first.",
+        )
+    differing = sorted(
+        {name for other in others for name in wanted if other.get(name) != wanted[name]}
+    )
     raise FingerprintMismatchError(
         f"the cached states are of another {' and '.join(differing)}",
         got="; ".join(str({name: other.get(name) for name in differing}) for other in others[:3]),

@@ -23,14 +23,17 @@ class EngineAwayError(EngineError):
 
 
 class ExtractionClient:
-    """Sends prompts as token ids and asks for one greedy token; the states themselves travel through the store.
+    """Sends prompts as token ids and asks for one greedy token; the states themselves travel
+    through the store.
 
     Args:
         engine_urls: base URLs without /v1; samples go round them by index.
         timeout_s: of one request.
     """
 
-    def __init__(self, engine_urls: Sequence[str], *, model: str, timeout_s: float, num_connections: int) -> None:
+    def __init__(
+        self, engine_urls: Sequence[str], *, model: str, timeout_s: float, num_connections: int
+    ) -> None:
         self._urls = [url.rstrip("/") for url in engine_urls]
         self._model = model
         self._timeout_s = timeout_s
@@ -39,25 +42,33 @@ class ExtractionClient:
         self._loop = asyncio.new_event_loop()
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_s, connect=5.0),
-            limits=httpx.Limits(max_connections=num_connections, max_keepalive_connections=num_connections),
+            limits=httpx.Limits(
+                max_connections=num_connections, max_keepalive_connections=num_connections
+            ),
             trust_env=False,  # a proxy of the environment has no business between us and the engine
         )
-        self._thread = threading.Thread(target=self._loop.run_forever, name="hidden-states-requests", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="hidden-states-requests", daemon=True
+        )
         self._thread.start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def request(self, *, index: int, name: str, token_ids: np.ndarray) -> Future[int]:
-        """Start one request; the future gives the target's greedy next token after the last position.
+        """Start one request; the future gives the target's greedy next token after the last
+        position.
 
-        The future raises EngineAwayError (not reachable), EngineError (broken, timed out) or FaultyStatesError (refused
-        this sample).
+        The future raises EngineAwayError (not reachable), EngineError (broken, timed out) or
+        FaultyStatesError (refused this sample).
         """
         url = self._urls[index % len(self._urls)]
         return self._submit(self._extract(url, name=name, token_ids=token_ids))
@@ -72,7 +83,9 @@ class ExtractionClient:
             self._submit(self._check_engine(url)).result()
 
     def close(self) -> None:
-        """Cancel what is in flight (vLLM aborts a request whose client is gone) and end the thread."""
+        """Cancel what is in flight (vLLM aborts a request whose client is gone) and end the
+        thread.
+        """
         with self._lock:
             if self._is_closed:
                 return
@@ -108,10 +121,14 @@ class ExtractionClient:
                 response = await self._http.post(f"{url}/v1/completions", json=body)
         except (httpx.TimeoutException, TimeoutError):
             raise EngineError(
-                "the extraction engine did not answer in time", got=url, expected=f"{self._timeout_s} s"
+                "the extraction engine did not answer in time",
+                got=url,
+                expected=f"{self._timeout_s} s",
             ) from None
         except httpx.HTTPError as error:
-            raise EngineAwayError("the extraction engine is not reachable", got=f"{url}: {error!r}") from None
+            raise EngineAwayError(
+                "the extraction engine is not reachable", got=f"{url}: {error!r}"
+            ) from None
         return _next_token(response, url)
 
     async def _check_engine(self, url: str) -> None:
@@ -119,9 +136,13 @@ class ExtractionClient:
             response = await self._http.get(f"{url}/v1/models", timeout=10)
             models = [model["id"] for model in response.raise_for_status().json()["data"]]
         except (httpx.HTTPError, KeyError, ValueError) as error:
-            raise EngineError("the extraction engine is not reachable", got=f"{url}: {error!r}") from None
+            raise EngineError(
+                "the extraction engine is not reachable", got=f"{url}: {error!r}"
+            ) from None
         if self._model not in models:
-            raise EngineError("the extraction engine serves another model", got=models, expected=self._model)
+            raise EngineError(
+                "the extraction engine serves another model", got=models, expected=self._model
+            )
 
     async def _shut_down(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -132,11 +153,16 @@ class ExtractionClient:
 
 
 def _next_token(response: httpx.Response, url: str) -> int:
-    """The generated token; a refusal of this sample (4xx) is the sample's fault, everything else the engine's."""
+    """The generated token; a refusal of this sample (4xx) is the sample's fault, everything else
+    the engine's.
+    """
     if response.is_client_error:
         raise FaultyStatesError("refused", "the engine refused a sample", got=response.text[:300])
     if response.is_error:
-        raise EngineError("the extraction engine failed", got=f"{url}: {response.status_code} {response.text[:300]}")
+        raise EngineError(
+            "the extraction engine failed",
+            got=f"{url}: {response.status_code} {response.text[:300]}",
+        )
     answer = response.json()
     transfer = answer.get("kv_transfer_params")
     if not transfer or "handle" not in transfer:

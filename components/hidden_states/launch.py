@@ -1,4 +1,6 @@
-"""Turn a plain vLLM engine into one that writes hidden states into the store, by arguments and environment alone."""
+"""Turn a plain vLLM engine into one that writes hidden states into the store, by arguments and
+environment alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _NUM_WRITER_THREADS = 2
 
 
 def extraction_layer_ids(settings: StreamSettings, *, num_hidden_layers: int) -> tuple[int, ...]:
-    """Layers on the wire: the drafter's aux layers, then the state before the final norm (id `num_hidden_layers`).
+    """Layers on the wire: the drafter's aux layers, then the state before the final norm (id
+    `num_hidden_layers`).
 
     Raises:
         ConfigError: an aux layer the target does not have, or a layer named twice.
@@ -54,7 +57,8 @@ def extraction_args(
     """
     layer_ids = extraction_layer_ids(settings, num_hidden_layers=num_hidden_layers)
     store_bytes, _ = budget_split(settings.budget_mib << 20)
-    # Above 95 % the store refuses odd sizes through fragmentation; the budget has to be the tighter bound.
+    # Above 95 % the store refuses odd sizes through fragmentation; the budget has to be the tighter
+    # bound.
     if store_bytes > 0.95 * (segment_mib << 20):
         raise ConfigError(
             "the store is smaller than the stream's budget allows",
@@ -111,9 +115,10 @@ def _environment(store: StoreEndpoint) -> dict[str, str]:
         "MC_LOG_LEVEL": "ERROR",  # the client logs every transfer session otherwise
         # vLLM on CPU keeps one core of two for itself unless told otherwise.
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        # An engine that waits for credits must leave its cores to the trainer, not spin on them. Demo target, 2 cores,
-        # into the store: 2,322 tok/s alone; beside a busy two-thread process 1,517, which keeps 0.29 of its own speed.
-        # Bound to one core: 1,633 alone; 1,513 and 0.35. So both cores, and 5 ms of spinning.
+        # An engine that waits for credits must leave its cores to the trainer, not spin on them.
+        # Demo target, 2 cores, into the store: 2,322 tok/s alone; beside a busy two-thread process
+        # 1,517, which keeps 0.29 of its own speed. Bound to one core: 1,633 alone; 1,513 and 0.35.
+        # So both cores, and 5 ms of spinning.
         "OMP_WAIT_POLICY": "PASSIVE",
         "KMP_BLOCKTIME": "5",
     }

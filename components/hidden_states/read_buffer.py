@@ -1,4 +1,5 @@
-"""The memory samples are read into, and the checks and decoding that turn an object there into states.
+"""The memory samples are read into, and the checks and decoding that turn an object there into
+states.
 
 T tokens, L layers, H hidden.
 """
@@ -42,7 +43,9 @@ class ReadBuffer:
         )
 
     def num_bytes(self, place: Layout) -> int:
-        """What a sample takes of the ring: the object, and where it holds eight bits the states they become."""
+        """What a sample takes of the ring: the object, and where it holds eight bits the states
+        they become.
+        """
         is_decoded_elsewhere = self._identity.dtype == FLOAT8
         return place.num_bytes + (align(2 * place.states_bytes) if is_decoded_elsewhere else 0)
 
@@ -54,14 +57,17 @@ class ReadBuffer:
         """The object's bytes."""
         return self._bytes[region.start : region.start + place.num_bytes]
 
-    def states(self, request: SampleRequest, region: Region, place: Layout, *, name: str | None) -> torch.Tensor:
+    def states(
+        self, request: SampleRequest, region: Region, place: Layout, *, name: str | None
+    ) -> torch.Tensor:
         """Check an object by itself; its states [T, L, H], bfloat16, as a view of this buffer.
 
         Args:
             request: what was asked for.
             region: where the object lies.
             place: of `layout`.
-            name: the attempt that wrote it; None from the cache, where whichever run and attempt wrote it is right.
+            name: the attempt that wrote it; None from the cache, where whichever run and attempt
+                wrote it is right.
 
         Raises:
             FaultyStatesError: named by what is wrong.
@@ -70,16 +76,22 @@ class ReadBuffer:
         try:
             header = unpack_header(view)
         except StreamError as error:
-            raise FaultyStatesError("header", error.problem, got=error.got, expected=error.expected) from None
+            raise FaultyStatesError(
+                "header", error.problem, got=error.got, expected=error.expected
+            ) from None
         self.check_stamp(header, request, name=name)
         check_payload(view, header)
-        stored_ids = np.frombuffer(view, dtype=np.int32, count=len(request.token_ids), offset=place.tokens_offset)
+        stored_ids = np.frombuffer(
+            view, dtype=np.int32, count=len(request.token_ids), offset=place.tokens_offset
+        )
         check_token_ids(stored_ids, request.token_ids)
         states_TLH = self._decoded(region, place, self._shape(request))
         self._variance.check(states_TLH)
         return states_TLH
 
-    def check_stamp(self, header: SampleHeader, request: SampleRequest, *, name: str | None) -> None:
+    def check_stamp(
+        self, header: SampleHeader, request: SampleRequest, *, name: str | None
+    ) -> None:
         """Compare a header with what this reader expects.
 
         Raises:
@@ -93,7 +105,8 @@ class ReadBuffer:
         )  # fmt: skip
 
     def explain_size(self, data: bytes | None, request: SampleRequest, *, name: str) -> None:
-        """An engine that was started for other settings writes objects of another size: the header says which.
+        """An engine that was started for other settings writes objects of another size: the header
+        says which.
 
         Raises:
             FaultyStatesError: always; 'size' where the header says nothing else.
@@ -104,18 +117,26 @@ class ReadBuffer:
             header = None
         if header is not None:
             self.check_stamp(header, request, name=name)
-        raise FaultyStatesError("size", "a sample has another size than its tokens, layers and dtype make", got=name)
+        raise FaultyStatesError(
+            "size", "a sample has another size than its tokens, layers and dtype make", got=name
+        )
 
     def _shape(self, request: SampleRequest) -> tuple[int, int, int]:
         return len(request.token_ids), len(self._identity.layer_ids), self._identity.hidden_size
 
     def _decoded(self, region: Region, place: Layout, shape: tuple[int, int, int]) -> torch.Tensor:
-        """The states as bfloat16: where they lie, or behind the object where that holds eight bits."""
+        """The states as bfloat16: where they lie, or behind the object where that holds eight
+        bits.
+        """
         stored = self._part(region.start + place.states_offset, place.states_bytes)
         if self._identity.dtype != FLOAT8:
             return stored.view(torch.bfloat16).view(shape)
         scales = self._part(region.start + place.scales_offset, place.scales_bytes)
-        states_TLH = self._part(region.start + place.num_bytes, 2 * place.states_bytes).view(torch.bfloat16).view(shape)
+        states_TLH = (
+            self._part(region.start + place.num_bytes, 2 * place.states_bytes)
+            .view(torch.bfloat16)
+            .view(shape)
+        )
         values_TLH = stored.view(torch.float8_e4m3fn).view(shape)
         dequantize_into(states_TLH, values_TLH, scales.view(torch.float32).view(shape[:2]))
         return states_TLH

@@ -1,4 +1,6 @@
-"""What goes into the stream, what comes out, and what a sample is on its way. T tokens, L layers, H hidden."""
+"""What goes into the stream, what comes out, and what a sample is on its way. T tokens, L layers, H
+hidden.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,13 @@ class SampleRequest:
 
 
 class Sample:
-    """A checked sample. `states_TLH` is a view of a reader buffer (bfloat16), valid until `release()`."""
+    """A checked sample. `states_TLH` is a view of a reader buffer (bfloat16), valid until
+    `release()`.
+    """
 
-    def __init__(self, request: SampleRequest, states_TLH: torch.Tensor, *, ring: Ring, region: Region) -> None:
+    def __init__(
+        self, request: SampleRequest, states_TLH: torch.Tensor, *, ring: Ring, region: Region
+    ) -> None:
         self.request = request
         self.states_TLH = states_TLH
         self._ring = ring
@@ -71,16 +77,22 @@ class Entry:
 
 @dataclass
 class Arrival:
-    """A sample on its way: its credits are taken; `future` is None when it is not sent to an engine."""
+    """A sample on its way: its credits are taken; `future` is None when it is not sent to an
+    engine.
+    """
 
     request: SampleRequest
     serial: int
     place: Layout
     future: Future[int] | None
     answered_at: float | None = None
-    """When the engine answered last, by the stream's clock; its sample appears soon after, or never."""
+    """When the engine answered last, by the stream's clock; its sample appears soon after, or
+    never.
+    """
     cached: Entry | None = None
     """Where it lies in the cache; it then has no credits and no future."""
     region: Region | None = None
     fetched: Future[int] | None = None
-    """Its first attempt being read ahead of its turn into `region`; gives the bytes the store kept on a disk."""
+    """Its first attempt being read ahead of its turn into `region`; gives the bytes the store kept
+    on a disk.
+    """

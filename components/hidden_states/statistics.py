@@ -12,7 +12,9 @@ from components.contracts import StreamReport
 
 @dataclass
 class StreamStatistics:
-    """Counters of one stream. Each is written by one thread only, but for `num_in_flight`; reading needs no lock."""
+    """Counters of one stream. Each is written by one thread only, but for `num_in_flight`; reading
+    needs no lock.
+    """
 
     budget_bytes: int
     num_samples: int = 0
@@ -81,7 +83,9 @@ class StreamStatistics:
     def engine_idle_share(self) -> float:
         """Share of it in which no request was at any engine, 0 to 1."""
         with self._lock:
-            busy_s = self.busy_s + (time.monotonic() - self._busy_since if self._busy_since is not None else 0.0)
+            busy_s = self.busy_s + (
+                time.monotonic() - self._busy_since if self._busy_since is not None else 0.0
+            )
         return max(0.0, 1.0 - busy_s / self.duration_s) if self.duration_s > 0 else 0.0
 
     def live(self) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""The reading side's Mooncake client: one per process, contributing no memory, reading into registered buffers."""
+"""The reading side's Mooncake client: one per process, contributing no memory, reading into
+registered buffers.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ class StoreMetrics:
 
 
 class StoreClient:
-    """A connection to the store. Use `connect`; every process has one client per endpoint, shared by its users.
+    """A connection to the store. Use `connect`; every process has one client per endpoint, shared
+    by its users.
 
     All methods raise `StoreError` when the master is down or the store answers with an error.
     """
@@ -88,18 +91,25 @@ class StoreClient:
                 return
             self._shared.pop(self.endpoint.digest, None)
         self._http.close()
-        # Mooncake's close retries the master without end; a thread that is left behind costs nothing.
+        # Mooncake's close retries the master without end; a thread that is left behind costs
+        # nothing.
         closing = threading.Thread(target=self._store.close, name="store-close", daemon=True)
         closing.start()
         closing.join(_CLOSE_TIMEOUT_S)
 
     def ping(self) -> None:
-        """Raise `StoreError` at once if nothing listens at the master; other calls take four seconds to say so."""
+        """Raise `StoreError` at once if nothing listens at the master; other calls take four
+        seconds to say so.
+        """
         _require_listening(self.endpoint)
 
     def register(self, buffer: torch.Tensor) -> None:
         """Register a contiguous CPU buffer for `read_into`."""
-        _check("register_buffer", "the reader's buffer", self._store.register_buffer(buffer.data_ptr(), buffer.nbytes))
+        _check(
+            "register_buffer",
+            "the reader's buffer",
+            self._store.register_buffer(buffer.data_ptr(), buffer.nbytes),
+        )
 
     def unregister(self, buffer: torch.Tensor) -> None:
         """Undo `register`; the buffer may be freed afterwards."""
@@ -108,8 +118,9 @@ class StoreClient:
     def read_into(self, key: str, pointer: int, num_bytes: int) -> ReadOutcome:
         """Copy an object of `num_bytes` to an address inside a registered buffer.
 
-        'absent': not there, or still being written. 'other size': there, and larger or smaller. 'broken': there, but
-        the transfer failed; the memory it lies in belongs to an engine that may just have died.
+        'absent': not there, or still being written. 'other size': there, and larger or smaller.
+        'broken': there, but the transfer failed; the memory it lies in belongs to an engine that
+        may just have died.
         """
         status = self._call(self._store.get_into, key, pointer, num_bytes)
         if status == num_bytes:
@@ -141,7 +152,9 @@ class StoreClient:
         return [key for key in text.splitlines() if key.startswith(prefix)]
 
     def num_bytes_on_disk(self, key: str, *, num_bytes: int) -> int:
-        """Bytes of an object's replicas that the store keeps on a disk (SSD or file offload), not in memory."""
+        """Bytes of an object's replicas that the store keeps on a disk (SSD or file offload), not
+        in memory.
+        """
         replicas = self._call(self._store.get_replica_desc, key)
         return sum(num_bytes for replica in replicas if not replica.is_memory_replica())
 
@@ -153,10 +166,14 @@ class StoreClient:
         try:
             return self._http.get(url).raise_for_status().text
         except httpx.HTTPError as error:
-            raise StoreError("the Mooncake master's metrics port does not answer", got=f"{url}: {error}") from None
+            raise StoreError(
+                "the Mooncake master's metrics port does not answer", got=f"{url}: {error}"
+            ) from None
 
     def _call(self, function: Callable[..., _ResultT], *args: object, **kwargs: object) -> _ResultT:
-        """Call into Mooncake and turn 'master gone' into an error; each such call costs it about four seconds."""
+        """Call into Mooncake and turn 'master gone' into an error; each such call costs it about
+        four seconds.
+        """
         result = function(*args, **kwargs)
         if result == -900:
             raise _master_down(self.endpoint)
@@ -164,7 +181,8 @@ class StoreClient:
 
 
 def sweep_run(store: StoreEndpoint, run_id: str) -> int:
-    """Remove every key of a run, from any process, also after the run was killed; return how many there were.
+    """Remove every key of a run, from any process, also after the run was killed; return how many
+    there were.
 
     Raises:
         StoreError: the master is not reachable.
@@ -195,7 +213,9 @@ def parse_metrics(text: str) -> StoreMetrics:
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name.startswith("master_"):
-            with contextlib.suppress(ValueError):  # lines with labels or histograms hold nothing we read
+            with contextlib.suppress(
+                ValueError
+            ):  # lines with labels or histograms hold nothing we read
                 values[name] = float(value)
     try:
         return StoreMetrics(
@@ -206,13 +226,19 @@ def parse_metrics(text: str) -> StoreMetrics:
             file_bytes=int(values["master_allocated_file_size_bytes"]),
         )
     except KeyError as error:
-        raise StoreError("the metrics page is not a Mooncake master's", got=f"no {error.args[0]}") from None
+        raise StoreError(
+            "the metrics page is not a Mooncake master's", got=f"no {error.args[0]}"
+        ) from None
 
 
 def _setup(endpoint: StoreEndpoint) -> Any:
     _require_listening(endpoint)
-    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # the client logs each transfer session otherwise
-    from mooncake.store import MooncakeDistributedStore  # loads 60 MB of libraries; only readers need them
+    os.environ.setdefault(
+        "MC_LOG_LEVEL", "ERROR"
+    )  # the client logs each transfer session otherwise
+    from mooncake.store import (
+        MooncakeDistributedStore,
+    )  # loads 60 MB of libraries; only readers need them
 
     store = MooncakeDistributedStore()
     status = store.setup(
@@ -235,12 +261,20 @@ def _require_listening(endpoint: StoreEndpoint) -> None:
 
 def _master_down(endpoint: StoreEndpoint) -> StoreError:
     return StoreError(
-        "the Mooncake master does not answer", got=endpoint.master_address, fix="Start it with `make up`, then rerun."
+        "the Mooncake master does not answer",
+        got=endpoint.master_address,
+        fix="Start it with `make up`, then rerun.",
     )
 
 
 def _check(operation: str, key: str, status: int, *, expected: object = "0 or more") -> int:
     if status < 0 or (isinstance(expected, int) and status != expected):
-        words = _WORDS.get(status, "an object of another size" if status >= 0 else "see Mooncake's error codes")
-        raise StoreError(f"Mooncake {operation} failed for {key}: {words}", got=f"status {status}", expected=expected)
+        words = _WORDS.get(
+            status, "an object of another size" if status >= 0 else "see Mooncake's error codes"
+        )
+        raise StoreError(
+            f"Mooncake {operation} failed for {key}: {words}",
+            got=f"status {status}",
+            expected=expected,
+        )
     return status

@@ -1,15 +1,18 @@
-"""The stream: hidden states from extraction engines to a trainer, in order, within a byte budget, used once.
+"""The stream: hidden states from extraction engines to a trainer, in order, within a byte budget,
+used once.
 
-    requests ─ feeder ──credits──> engine ──connector──> store ─ receiver ──ring──> checked Sample ──> trainer
+    requests ─ feeder ──credits──> engine ──connector──> store ─ receiver ──ring──> checked Sample
+    ──> trainer
                (thread)                                          (thread)
 
-With a cache on disk (`stream.mode`), samples that lie there take the road past the engine: feeder, receiver, ring.
-Whether one lies there is asked when it is its turn to be requested, so a sample that comes again within the feeder's
-lead is streamed twice.
+With a cache on disk (`stream.mode`), samples that lie there take the road past the engine: feeder,
+receiver, ring. Whether one lies there is asked when it is its turn to be requested, so a sample
+that comes again within the feeder's lead is streamed twice.
 
-The feeder takes credits for a sample's bytes before it sends the prefill request. The receiver reads samples in
-request order into a ring of registered memory, removes their keys, checks them and gives the credits back. Credits
-(what the store may hold) and ring (reader buffers) add up to less than `budget_mib`. T tokens, L layers, H hidden.
+The feeder takes credits for a sample's bytes before it sends the prefill request. The receiver
+reads samples in request order into a ring of registered memory, removes their keys, checks them and
+gives the credits back. Credits (what the store may hold) and ring (reader buffers) add up to less
+than `budget_mib`. T tokens, L layers, H hidden.
 """
 
 from __future__ import annotations
@@ -46,16 +49,19 @@ Metrics = Callable[[dict[str, float]], None]
 _TICK_S = 0.2
 _METRICS_EVERY_S = 1.0
 _STUCK_S = 2.0  # the consumer waits for a sample while it holds every buffer: nothing will come
-_SETTLE_S = 2.0  # after cancelling requests: longer than an engine step, in which one may still finish and write
+# after cancelling requests: longer than an engine step, in which one may still finish and write
+_SETTLE_S = 2.0
 _END = object()
 
 
 class HiddenStateStream:
-    """Streams hidden states for a trainer. A context manager; leaving it, however, leaves no key in the store.
+    """Streams hidden states for a trainer. A context manager; leaving it, however, leaves no key in
+    the store.
 
     Args:
         settings: layers, budget, concurrency, retries, checks.
-        engine_urls: extraction engines (started with `extraction_args`), base URLs without /v1; none in mode offline.
+        engine_urls: extraction engines (started with `extraction_args`), base URLs without /v1;
+            none in mode offline.
         model: served model name.
         store: the Mooncake store the engines write into; not used in mode offline.
         run_id: as given to `extraction_args`.
@@ -63,11 +69,13 @@ class HiddenStateStream:
         num_hidden_layers, hidden_size: of the target.
         target_path: folder of the target's safetensors; None switches the lm_head check off.
         on_metrics: called about once a second, on the consumer's thread, with the live figures.
-        consumer: name of this reader within the run; trainer ranks that share engines need one each.
+        consumer: name of this reader within the run; trainer ranks that share engines need one
+            each.
 
     Raises:
         StoreError, EngineError: on entry, when master or an engine is not there.
-        FingerprintMismatchError: on entry in mode offline, when the cache holds states of other targets or layers only.
+        FingerprintMismatchError: on entry in mode offline, when the cache holds states of other
+            targets or layers only.
     """
 
     def __init__(
@@ -92,7 +100,8 @@ class HiddenStateStream:
         self._on_metrics = on_metrics
         self._identity = Identity(
             run_id=checked_name(run_id, what="the run id"),
-            # The nonce keeps a restarted reader off the keys of its dead predecessor: a put on an old key is ignored.
+            # The nonce keeps a restarted reader off the keys of its dead predecessor: a put on an
+            # old key is ignored.
             consumer=f"{checked_name(consumer, what='the consumer')}-{secrets.token_hex(3)}",
             fingerprint=fingerprint,
             layer_ids=extraction_layer_ids(settings, num_hidden_layers=num_hidden_layers),
@@ -101,7 +110,9 @@ class HiddenStateStream:
         )
         self._prefix = run_prefix(run_id, consumer)
         self._variance = LayerVariance(self._identity.layer_ids)
-        self._lm_head = LmHeadCheck(settings, LmHead(target_path)) if target_path is not None else None
+        self._lm_head = (
+            LmHeadCheck(settings, LmHead(target_path)) if target_path is not None else None
+        )
         self._statistics = StreamStatistics(budget_bytes=settings.budget_mib << 20)
         self._stop = threading.Event()
         self._open = False
@@ -124,11 +135,18 @@ class HiddenStateStream:
                 self._connect()
             store_bytes, ring_bytes = budget_split(self._settings.budget_mib << 20)
             self._receiver = Receiver(
-                self._settings, identity=self._identity, client=self._client, engines=self._engines,
-                cache=self._cache, variance=self._variance, lm_head=self._lm_head, statistics=self._statistics,
+                self._settings,
+                identity=self._identity,
+                client=self._client,
+                engines=self._engines,
+                cache=self._cache,
+                variance=self._variance,
+                lm_head=self._lm_head,
+                statistics=self._statistics,
                 stop=self._stop,
-                store_bytes=store_bytes, ring_bytes=ring_bytes,
-            )  # fmt: skip
+                store_bytes=store_bytes,
+                ring_bytes=ring_bytes,
+            )
             self._catch_sigterm()
         except BaseException:
             self._close_quietly()
@@ -157,7 +175,10 @@ class HiddenStateStream:
         self._client.remove_prefix(self._prefix)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             self.close()
@@ -169,18 +190,23 @@ class HiddenStateStream:
     def stream(self, requests: Iterable[SampleRequest]) -> Iterator[Sample]:
         """Yield a checked sample per request, in request order; quarantined ones are left out.
 
-        A sample's states are valid until its `release()`; hold no more than half the budget at once. A stream may
-        make several passes, one after the other, each to its end; passes at the same time need a stream each.
+        A sample's states are valid until its `release()`; hold no more than half the budget at
+        once. A stream may make several passes, one after the other, each to its end; passes at the
+        same time need a stream each.
 
         Raises:
-            StreamError: too many samples are wrong, states and target do not belong together, the consumer asks for
-                more while it holds every buffer, or an earlier pass did not reach its end.
+            StreamError: too many samples are wrong, states and target do not belong together, the
+                consumer asks for more while it holds every buffer, or an earlier pass did not reach
+                its end.
             EngineError, StoreError: a service is gone and did not come back within the retries.
         """
         if not self._open or self._receiver is None:
             raise StreamError("the stream is not open", fix="Use it in a `with` statement.")
         if self._is_passing:
-            raise StreamError("an earlier pass over the stream did not reach its end", fix="Open a stream for each.")
+            raise StreamError(
+                "an earlier pass over the stream did not reach its end",
+                fix="Open a stream for each.",
+            )
         self._is_passing = True
         arrivals: SimpleQueue[Arrival | None] = SimpleQueue()
         ready: SimpleQueue[object] = SimpleQueue()
@@ -196,9 +222,11 @@ class HiddenStateStream:
             self._statistics.pause()
 
     def require_cached(self, requests: Iterable[SampleRequest]) -> None:
-        """Where the cache is all there is to read from, check that it holds these samples, before any is used.
+        """Where the cache is all there is to read from, check that it holds these samples, before
+        any is used.
 
-        A sample that could not come over the engine either, because it is larger than the budget, is not asked for.
+        A sample that could not come over the engine either, because it is larger than the budget,
+        is not asked for.
 
         Raises:
             StreamError: some are missing.
@@ -208,12 +236,15 @@ class HiddenStateStream:
         if self._cache is None or self._receiver is None:
             raise StreamError("the stream is not open", fix="Use it in a `with` statement.")
         wanted = [request for request in requests if self._receiver.fits(request)]
-        missing = [request.sample_id for request in wanted if self._cache.find(request.token_ids) is None]
+        missing = [
+            request.sample_id for request in wanted if self._cache.find(request.token_ids) is None
+        ]
         if missing:
             raise StreamError(
                 f"{len(missing)} of {len(wanted)} samples are not among the cached states",
                 got=f"first {missing[0]}",
-                fix="Fill the cache over this data set with stream.mode: hybrid, or raise stream.cache_gib.",
+                fix="Fill the cache over this data set with stream.mode: hybrid, or raise "
+                "stream.cache_gib.",
             )
 
     def report(self) -> StreamReport:
@@ -221,10 +252,12 @@ class HiddenStateStream:
         return self._statistics.report(keys_left=self._keys_left)
 
     def close(self) -> None:
-        """End requests and threads, remove this reader's keys from the store and count what is left.
+        """End requests and threads, remove this reader's keys from the store and count what is
+        left.
 
         Raises:
-            StoreError: the master is gone, so the keys could not be counted (its memory, and they, went with it).
+            StoreError: the master is gone, so the keys could not be counted (its memory, and they,
+                went with it).
         """
         if not self._open:
             return
@@ -269,7 +302,10 @@ class HiddenStateStream:
         thread.start()
 
     def _feed(
-        self, requests: Iterator[SampleRequest], arrivals: SimpleQueue[Arrival | None], ready: SimpleQueue[object]
+        self,
+        requests: Iterator[SampleRequest],
+        arrivals: SimpleQueue[Arrival | None],
+        ready: SimpleQueue[object],
     ) -> None:
         """Feeder thread: one credit-bounded request after another, in order."""
         assert self._receiver is not None
@@ -285,7 +321,9 @@ class HiddenStateStream:
         finally:
             arrivals.put(None)
 
-    def _run_receiver(self, arrivals: SimpleQueue[Arrival | None], ready: SimpleQueue[object]) -> None:
+    def _run_receiver(
+        self, arrivals: SimpleQueue[Arrival | None], ready: SimpleQueue[object]
+    ) -> None:
         """Receiver thread: read and check arrivals in order, the next few being read meanwhile."""
         receiver = self._receiver
         assert receiver is not None
@@ -304,13 +342,19 @@ class HiddenStateStream:
                 sample = receiver.receive(arrival)
                 if sample is not None:
                     ready.put(sample)
-            ready.put(StreamError("the stream was closed while it was read") if self._stop.is_set() else _END)
+            ready.put(
+                StreamError("the stream was closed while it was read")
+                if self._stop.is_set()
+                else _END
+            )
         except BaseException as error:  # noqa: BLE001 - raised again on the consumer's thread
             self._stop.set()
             ready.put(error)
 
     @staticmethod
-    def _take_waiting(arrivals: SimpleQueue[Arrival | None], waiting: deque[Arrival | None]) -> None:
+    def _take_waiting(
+        arrivals: SimpleQueue[Arrival | None], waiting: deque[Arrival | None]
+    ) -> None:
         """Fill `waiting` up to what may be read at once; wait a little only for the first."""
         with contextlib.suppress(Empty):
             if not waiting:
@@ -341,7 +385,8 @@ class HiddenStateStream:
         if waited_s > _STUCK_S and self._receiver.is_blocked_by_consumer:
             raise StreamError(
                 "the consumer waits for a sample while it holds every reader buffer",
-                got=f"{self._receiver.ring.num_held} unreleased samples, {self._receiver.ring.used_bytes} bytes",
+                got=f"{self._receiver.ring.num_held} unreleased samples, "
+                f"{self._receiver.ring.used_bytes} bytes",
                 expected=f"less than {self._receiver.ring.capacity_bytes} bytes held",
                 fix="Release samples earlier, or raise stream.budget_mib.",
             )
@@ -353,7 +398,9 @@ class HiddenStateStream:
             self._on_metrics(self._statistics.live())
 
     def _catch_sigterm(self) -> None:
-        """Let SIGTERM unwind the stack, so that `close` runs; only where nobody else has taken the signal."""
+        """Let SIGTERM unwind the stack, so that `close` runs; only where nobody else has taken the
+        signal.
+        """
         on_main = threading.current_thread() is threading.main_thread()
         if on_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._old_sigterm = signal.signal(signal.SIGTERM, _exit_on_signal)

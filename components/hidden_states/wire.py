@@ -1,12 +1,13 @@
-"""The object a sample becomes in the store, and its name; shared by the writer in vLLM's process and the reader.
+"""The object a sample becomes in the store, and its name; shared by the writer in vLLM's process
+and the reader.
 
-    offset 0      8 bytes magic, 4 bytes little-endian length, UTF-8 JSON of `SampleHeader`, zeros up to 1,024 bytes
-    offset 1024   states_TLH, row-major, in the header's dtype
+    offset 0      8 bytes magic, 4 bytes little-endian length, UTF-8 JSON of `SampleHeader`, zeros
+    up to 1,024 bytes offset 1024   states_TLH, row-major, in the header's dtype
     aligned 64    scales_TL, float32, of dtype float8_e4m3fn only
     aligned 64    token ids, int32, T of them
 
-Every length follows from (T, L, H, dtype), so a reader knows an object's size before it exists: credits and
-buffers are taken before a request is sent. T tokens, L layers, H hidden.
+Every length follows from (T, L, H, dtype), so a reader knows an object's size before it exists:
+credits and buffers are taken before a request is sent. T tokens, L layers, H hidden.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}")
 
 
 class SampleHeader(Record):
-    """What the writer stamps on each sample; the reader refuses a sample that says anything else than it expects."""
+    """What the writer stamps on each sample; the reader refuses a sample that says anything else
+    than it expects.
+    """
 
     version: int = VERSION
     run_id: str
@@ -59,7 +62,9 @@ class Layout:
     num_bytes: int
 
 
-def layout(*, num_tokens: int, num_layers: int, hidden_size: int, dtype: str = "bfloat16") -> Layout:
+def layout(
+    *, num_tokens: int, num_layers: int, hidden_size: int, dtype: str = "bfloat16"
+) -> Layout:
     """Byte layout of a sample with states of shape (num_tokens, num_layers, hidden_size)."""
     states_bytes = num_tokens * num_layers * hidden_size * ITEM_BYTES[dtype]
     scales_offset = align(HEADER_BYTES + states_bytes)
@@ -90,7 +95,11 @@ def pack_header(header: SampleHeader) -> bytes:
     """Exactly `HEADER_BYTES` bytes."""
     text = header.model_dump_json().encode()
     if len(text) > HEADER_BYTES - len(_MAGIC) - _LENGTH.size:
-        raise ConfigError("a sample header does not fit its space", got=f"{len(text)} bytes", fix="Shorten the run id.")
+        raise ConfigError(
+            "a sample header does not fit its space",
+            got=f"{len(text)} bytes",
+            fix="Shorten the run id.",
+        )
     return (_MAGIC + _LENGTH.pack(len(text)) + text).ljust(HEADER_BYTES, b"\0")
 
 
@@ -102,12 +111,18 @@ def unpack_header(buffer: memoryview) -> SampleHeader:
     """
     start = len(_MAGIC) + _LENGTH.size
     if bytes(buffer[: len(_MAGIC)]) != _MAGIC:
-        raise StreamError("not a hidden-state sample", got=bytes(buffer[: len(_MAGIC)]), expected=_MAGIC)
+        raise StreamError(
+            "not a hidden-state sample", got=bytes(buffer[: len(_MAGIC)]), expected=_MAGIC
+        )
     (length,) = _LENGTH.unpack(buffer[len(_MAGIC) : start])
     try:
-        return SampleHeader.model_validate_json(bytes(buffer[start : min(start + length, HEADER_BYTES)]))
+        return SampleHeader.model_validate_json(
+            bytes(buffer[start : min(start + length, HEADER_BYTES)])
+        )
     except ValidationError as error:
-        raise StreamError("a sample header is damaged", got=f"{error.error_count()} invalid fields") from None
+        raise StreamError(
+            "a sample header is damaged", got=f"{error.error_count()} invalid fields"
+        ) from None
 
 
 def checked_name(name: str, *, what: str) -> str:
@@ -117,12 +132,16 @@ def checked_name(name: str, *, what: str) -> str:
         ConfigError: it may not.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{what} cannot be part of a store key", got=repr(name), expected=_NAME.pattern)
+        raise ConfigError(
+            f"{what} cannot be part of a store key", got=repr(name), expected=_NAME.pattern
+        )
     return name
 
 
 def sample_name(*, consumer: str, index: int, attempt: int) -> str:
-    """Name of one attempt at one sample. A put on an existing key is ignored by the store, so attempts never share."""
+    """Name of one attempt at one sample. A put on an existing key is ignored by the store, so
+    attempts never share.
+    """
     return f"{consumer}-{index}-{attempt}"
 
 
@@ -142,10 +161,11 @@ def run_prefix(run_id: str, consumer: str | None = None) -> str:
 
 
 def budget_split(budget_bytes: int) -> tuple[int, int]:
-    """(bytes the store may hold, bytes of reader buffers); a sample in transit is counted in both, so the sum holds.
+    """(bytes the store may hold, bytes of reader buffers); a sample in transit is counted in both,
+    so the sum holds.
 
-    A sixteenth is kept back: the store frees a removed sample's memory a moment after its key is gone, so what it holds
-    can pass what is counted by a sample.
+    A sixteenth is kept back: the store frees a removed sample's memory a moment after its key is
+    gone, so what it holds can pass what is counted by a sample.
     """
     buffers = budget_bytes // 2 // ALIGN_BYTES * ALIGN_BYTES
     return budget_bytes - budget_bytes // 16 - buffers, buffers

@@ -1,1 +1,3 @@
-"""How long a recipe takes on this machine, and how much of it fits into a given time. Pure but for the probe."""
+"""How long a recipe takes on this machine, and how much of it fits into a given time. Pure but for
+the probe.
+"""

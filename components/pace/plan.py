@@ -1,8 +1,8 @@
 """How much of a recipe fits into the time that is left. Pure.
 
-What is given up, and in which order, is written in `PaceSettings`. Each lever is pulled all the way before the next
-one is touched, and only as far as needed where it goes in steps; what a coarse one leaves over goes back to
-conversations and training.
+What is given up, and in which order, is written in `PaceSettings`. Each lever is pulled all the way
+before the next one is touched, and only as far as needed where it goes in steps; what a coarse one
+leaves over goes back to conversations and training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def full_amounts(recipe: Recipe) -> Amounts:
     evaluation = recipe.evaluation
     return Amounts(
         num_conversations=recipe.curation.num_conversations,
-        slices={name: number for name, number in evaluation.slices.items() if isinstance(number, int)},
+        slices={
+            name: number for name, number in evaluation.slices.items() if isinstance(number, int)
+        },
         speed_concurrency=evaluation.speed_concurrency,
         num_untrained_prompts=evaluation.num_untrained_prompts,
         canary_step_s=recipe.canary.step_s,
@@ -34,7 +36,9 @@ def least_amounts(recipe: Recipe, pace: PaceSettings) -> Amounts:
     full = full_amounts(recipe)
     return Amounts(
         num_conversations=min(full.num_conversations, pace.min_conversations),
-        slices={name: min(number, pace.min_prompts_per_slice) for name, number in full.slices.items()},
+        slices={
+            name: min(number, pace.min_prompts_per_slice) for name, number in full.slices.items()
+        },
         speed_concurrency=_serving_only(recipe, full.speed_concurrency),
         num_untrained_prompts=0,
         canary_step_s=min(full.canary_step_s, pace.min_canary_step_s),
@@ -53,12 +57,17 @@ def with_amounts(recipe: Recipe, amounts: Amounts) -> Recipe:
         },
         "canary": {"step_s": amounts.canary_step_s},
     }
-    sections = {name: getattr(recipe, name).model_copy(update=values) for name, values in changes.items()}
+    sections = {
+        name: getattr(recipe, name).model_copy(update=values) for name, values in changes.items()
+    }
     return recipe.model_copy(update=sections)
 
 
-def make_plan(recipe: Recipe, pace: PaceSettings, probe: MachineProbe, *, available_s: float) -> PacePlan:
-    """The most of the recipe that is expected to end in `available_s` from now; its minimum where that does not.
+def make_plan(
+    recipe: Recipe, pace: PaceSettings, probe: MachineProbe, *, available_s: float
+) -> PacePlan:
+    """The most of the recipe that is expected to end in `available_s` from now; its minimum where
+    that does not.
 
     Args:
         recipe: with its own amounts.
@@ -93,8 +102,9 @@ def make_plan(recipe: Recipe, pace: PaceSettings, probe: MachineProbe, *, availa
 def training_limit(plan: PacePlan, *, left_s: float) -> float:
     """Seconds after which training ends in any case, set when it begins.
 
-    What is left less what is still to come after training; never under `MIN_TRAINING_SHARE` of the time that training
-    was expected to take, so that a run that is late trains a little less rather than not at all.
+    What is left less what is still to come after training; never under `MIN_TRAINING_SHARE` of the
+    time that training was expected to take, so that a run that is late trains a little less rather
+    than not at all.
 
     Args:
         plan: of this run.
@@ -109,7 +119,12 @@ Fits = Callable[[Amounts], bool]
 
 def _fewer_conversations(chosen: Amounts, least: Amounts, fits: Fits) -> Amounts:
     return _with_conversations(
-        chosen, _most(least.num_conversations, chosen.num_conversations, lambda n: fits(_with_conversations(chosen, n)))
+        chosen,
+        _most(
+            least.num_conversations,
+            chosen.num_conversations,
+            lambda n: fits(_with_conversations(chosen, n)),
+        ),
     )
 
 
@@ -125,7 +140,9 @@ def _fewer_prompts(chosen: Amounts, least: Amounts, fits: Fits) -> Amounts:
     """The largest slices come down first, level with the next ones."""
 
     def at_most(number: int) -> Amounts:
-        slices = {name: max(least.slices[name], min(have, number)) for name, have in chosen.slices.items()}
+        slices = {
+            name: max(least.slices[name], min(have, number)) for name, have in chosen.slices.items()
+        }
         return chosen.model_copy(update={"slices": slices})
 
     if not chosen.slices:
@@ -144,7 +161,11 @@ _LEVERS: tuple[Callable[[Amounts, Amounts, Fits], Amounts], ...] = (
 
 
 def _conversations_back(chosen: Amounts, full: Amounts, fits: Fits) -> Amounts:
-    number = _most(chosen.num_conversations, full.num_conversations, lambda n: fits(_with_conversations(chosen, n)))
+    number = _most(
+        chosen.num_conversations,
+        full.num_conversations,
+        lambda n: fits(_with_conversations(chosen, n)),
+    )
     return _with_conversations(chosen, number)
 
 
@@ -168,14 +189,23 @@ def _serving_only(recipe: Recipe, levels: tuple[int, ...]) -> tuple[int, ...]:
 def _given_up(full: Amounts, chosen: Amounts) -> tuple[str, ...]:
     told = []
     if chosen.num_conversations < full.num_conversations:
-        told.append(f"conversations, and training with them: {chosen.num_conversations} of {full.num_conversations}")
+        told.append(
+            f"conversations, and training with them: {chosen.num_conversations} of "
+            f"{full.num_conversations}"
+        )
     if chosen.speed_concurrency != full.speed_concurrency:
-        levels = [f"{level}" for level in full.speed_concurrency if level not in chosen.speed_concurrency]
+        levels = [
+            f"{level}" for level in full.speed_concurrency if level not in chosen.speed_concurrency
+        ]
         told.append(f"speed at {', '.join(levels)} in flight")
     if chosen.num_untrained_prompts < full.num_untrained_prompts:
         told.append("the untrained drafter beside the trained one")
     if chosen.slices != full.slices:
-        told.append(f"evaluation prompts: {sum(chosen.slices.values())} of {sum(full.slices.values())}")
+        told.append(
+            f"evaluation prompts: {sum(chosen.slices.values())} of {sum(full.slices.values())}"
+        )
     if chosen.canary_step_s < full.canary_step_s:
-        told.append(f"length of a canary step: {chosen.canary_step_s:g} of {full.canary_step_s:g} s")
+        told.append(
+            f"length of a canary step: {chosen.canary_step_s:g} of {full.canary_step_s:g} s"
+        )
     return tuple(told)

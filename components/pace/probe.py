@@ -1,7 +1,8 @@
 """How fast an engine answers and reads on this machine, watched for seconds.
 
-Rates are slopes of the engine's own counter of generated tokens between its first growth, when all first requests
-have been read, and the end of the watch: prompts being read, and answers that end early, do not blur them.
+Rates are slopes of the engine's own counter of generated tokens between its first growth, when all
+first requests have been read, and the end of the watch: prompts being read, and answers that end
+early, do not blur them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ T = TypeVar("T")
 
 POLL_S = 0.25
 PATIENCE = 4.0
-"""How many times the watch's own length the first tokens may take; an engine that slow still gets a figure."""
+"""How many times the watch's own length the first tokens may take; an engine that slow still gets a
+figure.
+"""
 ANSWER_TOKENS = 64
 READ_PROMPTS, READ_TOKENS = 8, 192
 """Prompts of other tokens each, so that none is found in the prefix cache."""
@@ -38,7 +41,8 @@ class Counted:
 
 
 def slope(samples: Sequence[Counted]) -> float | None:
-    """Tokens per second from the first growth of the counter to its last; None while it has not grown twice.
+    """Tokens per second from the first growth of the counter to its last; None while it has not
+    grown twice.
 
     Args:
         samples: in order of time; the first is from before the work.
@@ -75,7 +79,9 @@ class EngineProbe:
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._transport = transport
-        self._numbers = itertools.count(int(time.time()) % 1000 * 1000)  # other prompts in each probe
+        self._numbers = itertools.count(
+            int(time.time()) % 1000 * 1000
+        )  # other prompts in each probe
 
     def warm_up(self) -> None:
         """The first answer of an engine, which takes longer than any later one.
@@ -86,15 +92,19 @@ class EngineProbe:
         asyncio.run(self._with_client(lambda http: self._ask(http, num_prompt=8, num_answer=2)))
 
     def answer_rate(self, in_flight: int, *, seconds: float) -> float:
-        """Answer tokens per second with that many requests in flight; what they answer is thrown away.
+        """Answer tokens per second with that many requests in flight; what they answer is thrown
+        away.
 
         Raises:
             EngineError: the engine does not answer, or has no counter of generated tokens.
         """
-        return asyncio.run(self._with_client(lambda http: self._answer_rate(http, in_flight, seconds)))
+        return asyncio.run(
+            self._with_client(lambda http: self._answer_rate(http, in_flight, seconds))
+        )
 
     def watch(self, *, seconds: float) -> float | None:
-        """Answer tokens per second of whatever the engine is asked by others meanwhile; None where that was nothing.
+        """Answer tokens per second of whatever the engine is asked by others meanwhile; None where
+        that was nothing.
 
         Raises:
             EngineError: as `answer_rate`.
@@ -119,7 +129,8 @@ class EngineProbe:
                 return await work(http)
         except httpx.HTTPError as error:
             raise EngineError(
-                "the engine could not be probed", got=f"{self._url}: {error or type(error).__name__}"
+                "the engine could not be probed",
+                got=f"{self._url}: {error or type(error).__name__}",
             ) from error
 
     async def _answer_rate(self, http: httpx.AsyncClient, in_flight: int, seconds: float) -> float:
@@ -140,12 +151,16 @@ class EngineProbe:
             await asyncio.gather(watch, *lanes, return_exceptions=True)
         if rate is None:
             raise EngineError(
-                "the engine gave no second token in the probe", got=f"{PATIENCE * seconds:.0f} s", expected="tokens"
+                "the engine gave no second token in the probe",
+                got=f"{PATIENCE * seconds:.0f} s",
+                expected="tokens",
             )
         return rate
 
     async def _slope_within(self, http: httpx.AsyncClient, seconds: float) -> float | None:
-        """The slope over `seconds` from the first growth; later where the counter grew only once until then."""
+        """The slope over `seconds` from the first growth; later where the counter grew only once
+        until then.
+        """
         samples = [await self._count(http)]
         started_s, grown_s = samples[0].at_s, float("inf")
         while True:
@@ -154,7 +169,9 @@ class EngineProbe:
             if samples[-1].num_tokens > samples[0].num_tokens:
                 grown_s = min(grown_s, samples[-1].at_s)
             now_s, rate = samples[-1].at_s, slope(samples)
-            if (rate is not None and now_s >= grown_s + seconds) or now_s >= started_s + PATIENCE * seconds:
+            if (
+                rate is not None and now_s >= grown_s + seconds
+            ) or now_s >= started_s + PATIENCE * seconds:
                 return rate
 
     async def _reading_rate(self, http: httpx.AsyncClient) -> float:
@@ -168,12 +185,22 @@ class EngineProbe:
         response.raise_for_status()
         values = [float(value) for value in _GENERATED.findall(response.text)]
         if not values:
-            raise EngineError("the engine does not count generated tokens", got=f"{self._url}/metrics")
+            raise EngineError(
+                "the engine does not count generated tokens", got=f"{self._url}/metrics"
+            )
         return Counted(time.monotonic(), sum(values))
 
     async def _ask(self, http: httpx.AsyncClient, *, num_prompt: int, num_answer: int) -> None:
         number = next(self._numbers)
-        prompt = [(number * 7919 + place * 104729) % self._vocab_size for place in range(num_prompt)]
-        body = {"model": self._model, "prompt": prompt, "max_tokens": num_answer, "ignore_eos": True, "temperature": 0}
+        prompt = [
+            (number * 7919 + place * 104729) % self._vocab_size for place in range(num_prompt)
+        ]
+        body = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": num_answer,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
         response = await http.post("/v1/completions", json=body)
         response.raise_for_status()

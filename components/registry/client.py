@@ -1,8 +1,10 @@
-"""A thread-safe client of MLflow: explicit run ids, bounded retries, one clear error when the server is away.
+"""A thread-safe client of MLflow: explicit run ids, bounded retries, one clear error when the
+server is away.
 
-MLflow's fluent API keeps a thread-local stack of active runs, so it is not used: every call names its run.
-Every call may be repeated: runs carry a request id that is looked up before a second try, metrics keep the timestamp of
-their first try (MLflow drops an equal row), artifacts of the same name are overwritten with the same bytes.
+MLflow's fluent API keeps a thread-local stack of active runs, so it is not used: every call names
+its run. Every call may be repeated: runs carry a request id that is looked up before a second try,
+metrics keep the timestamp of their first try (MLflow drops an equal row), artifacts of the same
+name are overwritten with the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ _ResultT = TypeVar("_ResultT")
 _MAX_METRICS, _MAX_PARAMS, _MAX_TAGS = 1000, 100, 100  # per batch, MLflow's own limits
 _MAX_DATASET_DIGEST = 36  # characters
 _REQUEST_ID = "dspark.request_id"
-_CONNECTION_WORDS = ("failed with exception", "failed with timeout", "Max retries exceeded", "Connection refused")
+_CONNECTION_WORDS = (
+    "failed with exception",
+    "failed with timeout",
+    "Max retries exceeded",
+    "Connection refused",
+)
 _TRANSIENT_STATUS = {429, 502, 503, 504}
 MISSING_CODES = {"RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"}
 
@@ -39,7 +46,8 @@ class Registry:
     """Runs, models and artifacts of one MLflow server.
 
     Args:
-        tracking_uri: `http://host:port` of the server, or a database URI (`sqlite:///...`) for single-process use.
+        tracking_uri: `http://host:port` of the server, or a database URI (`sqlite:///...`) for
+            single-process use.
         timeout_s: longest time one call may spend on retries before it raises.
         request_timeout_s: longest time one HTTP request may take.
 
@@ -47,10 +55,15 @@ class Registry:
         RegistryError: the server does not answer in `timeout_s`.
     """
 
-    def __init__(self, tracking_uri: str, *, timeout_s: float = 20.0, request_timeout_s: int = 60) -> None:
-        self.tracking_uri = tracking_uri.rstrip("/") if tracking_uri.startswith("http") else tracking_uri
+    def __init__(
+        self, tracking_uri: str, *, timeout_s: float = 20.0, request_timeout_s: int = 60
+    ) -> None:
+        self.tracking_uri = (
+            tracking_uri.rstrip("/") if tracking_uri.startswith("http") else tracking_uri
+        )
         self.timeout_s = timeout_s
-        # MLflow's own retries back off for minutes and cannot be handed in per client; ours are bounded and typed.
+        # MLflow's own retries back off for minutes and cannot be handed in per client; ours are
+        # bounded and typed.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(request_timeout_s))
         self._client = MlflowClient(tracking_uri=self.tracking_uri, registry_uri=self.tracking_uri)
@@ -82,14 +95,21 @@ class Registry:
             raise RegistryError(f"MLflow could not {what}", got=first_line(error)) from error
 
     def start_run(
-        self, experiment: str, *, name: str, params: Mapping[str, object], tags: Mapping[str, str] | None = None
+        self,
+        experiment: str,
+        *,
+        name: str,
+        params: Mapping[str, object],
+        tags: Mapping[str, str] | None = None,
     ) -> str:
         """Start a run in `experiment` (made if missing) and return its id.
 
         Raises:
             RegistryError: as `call`; also when a parameter is refused.
         """
-        experiment_id = self.call(f"open the experiment {experiment}", lambda: self._experiment_id(experiment))
+        experiment_id = self.call(
+            f"open the experiment {experiment}", lambda: self._experiment_id(experiment)
+        )
         request_id = secrets.token_hex(16)
         all_tags = {**(tags or {}), _REQUEST_ID: request_id}
         tried = False
@@ -98,7 +118,9 @@ class Registry:
             nonlocal tried  # a try whose answer was lost may have made the run
             found = self._run_of_request(experiment_id, request_id) if tried else None
             tried = True
-            return found or str(self._client.create_run(experiment_id, tags=all_tags, run_name=name).info.run_id)
+            return found or str(
+                self._client.create_run(experiment_id, tags=all_tags, run_name=name).info.run_id
+            )
 
         run_id = self.call(f"start the run {name}", create)
         self.log_params(run_id, params)
@@ -111,7 +133,9 @@ class Registry:
             self.call("log parameters", partial(self._client.log_batch, run_id, params=batch))
 
     def log_dataset(self, run_id: str, dataset: DatasetRef) -> None:
-        """Log the data set as an input of the run: digest, place, size; shown under the run's datasets in the UI."""
+        """Log the data set as an input of the run: digest, place, size; shown under the run's
+        datasets in the UI.
+        """
         profile = {
             "num_conversations": dataset.num_conversations,
             "num_tokens": dataset.num_tokens,
@@ -141,7 +165,11 @@ class Registry:
     def log_metric_rows(self, run_id: str, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         """Log many (step, metrics) rows in as few requests as MLflow's batch limit allows."""
         timestamp_ms = int(time.time() * 1000)
-        entries = [Metric(key, float(value), timestamp_ms, step) for step, row in rows for key, value in row.items()]
+        entries = [
+            Metric(key, float(value), timestamp_ms, step)
+            for step, row in rows
+            for key, value in row.items()
+        ]
         for batch in _batches(entries, _MAX_METRICS):
             self.call("log metrics", partial(self._client.log_batch, run_id, metrics=batch))
 
@@ -166,7 +194,9 @@ class Registry:
         self.call(f"upload {name}", lambda: self._client.log_dict(run_id, value, name))
 
     def download_artifact(self, run_id: str, name: str, *, destination: Path) -> Path:
-        """Download the artifact file or folder `name` into the folder `destination`; returns where it lies."""
+        """Download the artifact file or folder `name` into the folder `destination`; returns where
+        it lies.
+        """
         Path(destination).mkdir(parents=True, exist_ok=True)
         return Path(
             self.call(
@@ -178,7 +208,9 @@ class Registry:
     def finish_run(self, run_id: str, *, failed: bool = False) -> None:
         """End a run as FINISHED or FAILED."""
         status = "FAILED" if failed else "FINISHED"
-        self.call(f"finish the run {run_id}", lambda: self._client.set_terminated(run_id, status=status))
+        self.call(
+            f"finish the run {run_id}", lambda: self._client.set_terminated(run_id, status=status)
+        )
 
     def run_url(self, run_id: str) -> str:
         """Address of the run in MLflow's UI."""
@@ -209,7 +241,11 @@ class Registry:
     def _experiment_id(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
         if found is not None and found.lifecycle_stage == "deleted":
-            raise RegistryError("the experiment was deleted", got=name, fix="Restore it, or purge it with mlflow gc.")
+            raise RegistryError(
+                "the experiment was deleted",
+                got=name,
+                fix="Restore it, or purge it with mlflow gc.",
+            )
         if found is not None:
             return str(found.experiment_id)
         try:
@@ -220,7 +256,9 @@ class Registry:
             return str(self._client.get_experiment_by_name(name).experiment_id)
 
     def _run_of_request(self, experiment_id: str, request_id: str) -> str | None:
-        runs = self._client.search_runs([experiment_id], f"tags.`{_REQUEST_ID}` = '{request_id}'", max_results=1)
+        runs = self._client.search_runs(
+            [experiment_id], f"tags.`{_REQUEST_ID}` = '{request_id}'", max_results=1
+        )
         return str(runs[0].info.run_id) if runs else None
 
 

@@ -1,9 +1,11 @@
-"""The append-only promotions log of a registered model: who stood where, when, why, on which decision.
+"""The append-only promotions log of a registered model: who stood where, when, why, on which
+decision.
 
-MLflow's aliases keep no history, so each move is first written here and then made. An entry is a parameter of one
-dedicated run per model: MLflow refuses to change a parameter, so an entry cannot be overwritten, and of two writers of
-the same index one is refused and tries the next. Each entry carries the digest of the one before, so a log that was
-altered behind MLflow's back does not verify.
+MLflow's aliases keep no history, so each move is first written here and then made. An entry is a
+parameter of one dedicated run per model: MLflow refuses to change a parameter, so an entry cannot
+be overwritten, and of two writers of the same index one is refused and tries the next. Each entry
+carries the digest of the one before, so a log that was altered behind MLflow's back does not
+verify.
 """
 
 from __future__ import annotations
@@ -50,13 +52,15 @@ def verify_chain(entries: list[Promotion]) -> None:
                 f"the promotions log of {entry.model_name} is broken at entry {index}",
                 got=f"index {entry.index}, previous digest {entry.previous_digest}",
                 expected=f"index {index}, previous digest {previous}",
-                fix="Entries were changed or removed outside this project; do not trust aliases until it is explained.",
+                fix="Entries were changed or removed outside this project; do not trust aliases "
+                "until it is explained.",
             )
         previous = entry.digest
 
 
 def verify_aliases(registry: Registry, model_name: str) -> list[str]:
-    """Differences between the log's last word on each alias and where the alias stands; empty when all agree.
+    """Differences between the log's last word on each alias and where the alias stands; empty when
+    all agree.
 
     Raises:
         RegistryError: as `promotions`.
@@ -77,7 +81,13 @@ def alias_versions(registry: Registry, model_name: str) -> dict[str, int]:
 
 
 def move_alias(
-    registry: Registry, model_name: str, *, alias: str, to_version: int | None, reason: str, decision_digest: str
+    registry: Registry,
+    model_name: str,
+    *,
+    alias: str,
+    to_version: int | None,
+    reason: str,
+    decision_digest: str,
 ) -> Promotion:
     """Write the move of `alias` into the log, then make it. `to_version` None removes the alias.
 
@@ -92,7 +102,11 @@ def move_alias(
         verify_chain(entries)
         standing = alias_versions(registry, model_name).get(alias)
         last = next((entry for entry in reversed(entries) if entry.alias == alias), None)
-        if last and (last.to_version, last.decision_digest, last.reason) == (to_version, decision_digest, reason):
+        if last and (last.to_version, last.decision_digest, last.reason) == (
+            to_version,
+            decision_digest,
+            reason,
+        ):
             return _make(registry, last)
         entry = Promotion(
             index=len(entries) + 1,
@@ -107,7 +121,9 @@ def move_alias(
         )
         if _append(registry, run_id, entry):
             return _make(registry, entry)
-    raise RegistryError(f"the promotions log of {model_name} is written by too many others at once", got=_MAX_RACES)
+    raise RegistryError(
+        f"the promotions log of {model_name} is written by too many others at once", got=_MAX_RACES
+    )
 
 
 def find_model(registry: Registry, model_name: str) -> Any | None:
@@ -130,7 +146,9 @@ def create_model(registry: Registry, model_name: str) -> None:
 
     def create() -> None:
         try:
-            client.create_registered_model(model_name, description="Drafters of one target, kept in step with it.")
+            client.create_registered_model(
+                model_name, description="Drafters of one target, kept in step with it."
+            )
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -143,12 +161,19 @@ def create_model(registry: Registry, model_name: str) -> None:
 def _make(registry: Registry, entry: Promotion) -> Promotion:
     client, name, alias, version = registry.client, entry.model_name, entry.alias, entry.to_version
     if version is None:
-        registry.call(f"remove the alias {alias}", lambda: client.delete_registered_model_alias(name, alias))
+        registry.call(
+            f"remove the alias {alias}", lambda: client.delete_registered_model_alias(name, alias)
+        )
         return entry
-    registry.call(f"set the alias {alias}", lambda: client.set_registered_model_alias(name, alias, str(version)))
+    registry.call(
+        f"set the alias {alias}",
+        lambda: client.set_registered_model_alias(name, alias, str(version)),
+    )
     registry.call(
         "tag the version",
-        lambda: client.set_model_version_tag(name, str(version), f"dspark.promoted.{alias}", entry.digest),
+        lambda: client.set_model_version_tag(
+            name, str(version), f"dspark.promoted.{alias}", entry.digest
+        ),
     )
     return entry
 
@@ -157,7 +182,9 @@ def _append(registry: Registry, run_id: str, entry: Promotion) -> bool:
     """Write one entry; False when another process wrote this index first."""
     text = entry.model_dump_json()
     if len(text) > _MAX_ENTRY_CHARS:
-        raise RegistryError("a promotion's reason is too long", got=f"{len(entry.reason)} characters", expected=5000)
+        raise RegistryError(
+            "a promotion's reason is too long", got=f"{len(entry.reason)} characters", expected=5000
+        )
 
     def append() -> bool:
         try:
@@ -172,11 +199,15 @@ def _append(registry: Registry, run_id: str, entry: Promotion) -> bool:
 
 
 def _read_entries(registry: Registry, run_id: str) -> list[Promotion]:
-    params = registry.call("read the promotions log", lambda: registry.client.get_run(run_id)).data.params
+    params = registry.call(
+        "read the promotions log", lambda: registry.client.get_run(run_id)
+    ).data.params
     try:
         return [Promotion.model_validate_json(params[key]) for key in sorted(params)]
     except ValidationError as error:
-        raise RegistryError("the promotions log holds something else", got=error.errors()[0]["msg"]) from None
+        raise RegistryError(
+            "the promotions log holds something else", got=error.errors()[0]["msg"]
+        ) from None
 
 
 def _find_run(registry: Registry, model_name: str) -> str | None:
@@ -187,9 +218,14 @@ def _find_run(registry: Registry, model_name: str) -> str | None:
 def _create_run(registry: Registry, model_name: str) -> str:
     if find_model(registry, model_name) is None:
         raise RegistryError("no such registered model", got=model_name)
-    run_id = registry.start_run(EXPERIMENT, name=model_name, params={}, tags={"dspark.model_name": model_name})
+    run_id = registry.start_run(
+        EXPERIMENT, name=model_name, params={}, tags={"dspark.model_name": model_name}
+    )
     client = registry.client
-    registry.call("name the promotions log", lambda: client.set_registered_model_tag(model_name, _RUN_TAG, run_id))
+    registry.call(
+        "name the promotions log",
+        lambda: client.set_registered_model_tag(model_name, _RUN_TAG, run_id),
+    )
     return run_id
 
 

@@ -1,7 +1,9 @@
-"""Releases: registered model versions of MLflow, each one drafter checkpoint that passed a gate on one target.
+"""Releases: registered model versions of MLflow, each one drafter checkpoint that passed a gate on
+one target.
 
-Artifacts of a release, in the run that made it, under `release-<gate digest>/`: checkpoint/ (what vLLM loads),
-gate_decision.json, acceptance_report.json, extra/ (plots), and last release.json, which marks it complete.
+Artifacts of a release, in the run that made it, under `release-<gate digest>/`: checkpoint/ (what
+vLLM loads), gate_decision.json, acceptance_report.json, extra/ (plots), and last release.json,
+which marks it complete.
 """
 
 from __future__ import annotations
@@ -47,32 +49,41 @@ def register_release(
     run_id: str,
     extra_artifacts: Sequence[Path] = (),
 ) -> Release:
-    """Upload the checkpoint with its evidence into run `run_id`, register it as a version, and make it `challenger`.
+    """Upload the checkpoint with its evidence into run `run_id`, register it as a version, and make
+    it `challenger`.
 
-    Registering the same checkpoint with the same gate decision again completes or returns the first version.
+    Registering the same checkpoint with the same gate decision again completes or returns the first
+    version.
 
     Raises:
-        RegistryError: the gate did not pass, judged another checkpoint, target or report; the checkpoint on disk is not
-            the one that was judged; or MLflow refused.
+        RegistryError: the gate did not pass, judged another checkpoint, target or report; the
+            checkpoint on disk is not the one that was judged; or MLflow refused.
         FingerprintMismatchError: the checkpoint is bound to another target.
     """
     check_releasable(checkpoint=checkpoint, target=target, gate=gate, report=report)
     folder = f"release-{gate.digest[:16]}"
     _upload_checkpoint(registry, run_id, checkpoint, folder=f"{folder}/checkpoint")
     registry.log_text(run_id, gate.model_dump_json(indent=2), name=f"{folder}/gate_decision.json")
-    registry.log_text(run_id, report.model_dump_json(indent=2), name=f"{folder}/acceptance_report.json")
+    registry.log_text(
+        run_id, report.model_dump_json(indent=2), name=f"{folder}/acceptance_report.json"
+    )
     for path in extra_artifacts:
         registry.log_artifact(run_id, path, folder=f"{folder}/extra")
     create_model(registry, model_name)
     candidate = report.arms["candidate"]
     tags = {
-        **{f"fingerprint.{part}": digest for part, digest in target.fingerprint.model_dump().items()},
+        **{
+            f"fingerprint.{part}": digest
+            for part, digest in target.fingerprint.model_dump().items()
+        },
         "checkpoint_digest": checkpoint.digest,
         "gate_digest": gate.digest,
         "report_digest": report.digest,
         "acceptance_length": f"{candidate.acceptance_length:.4f}",
         "schedule": str([list(step) for step in gate.speculative_schedule]),
-        "drafter_out_above": "never" if gate.drafter_out_above is None else str(gate.drafter_out_above),
+        "drafter_out_above": "never"
+        if gate.drafter_out_above is None
+        else str(gate.drafter_out_above),
         "algorithm": checkpoint.algorithm,
         "target": target.source,
         "quantization": target.quantization,
@@ -96,21 +107,35 @@ def register_release(
 def check_releasable(
     *, checkpoint: CheckpointRef, target: TargetRef, gate: GateDecision, report: AcceptanceReport
 ) -> None:
-    """Check that gate, report, checkpoint and target speak of the same things and that the gate passed.
+    """Check that gate, report, checkpoint and target speak of the same things and that the gate
+    passed.
 
     Raises:
         RegistryError, FingerprintMismatchError: as `register_release`.
     """
     if gate.verdict is not Verdict.PASS:
         raise RegistryError(
-            "only a checkpoint that passed its gate is released", got=gate.verdict.value, expected="pass"
+            "only a checkpoint that passed its gate is released",
+            got=gate.verdict.value,
+            expected="pass",
         )
     if gate.candidate_digest != checkpoint.digest:
-        raise RegistryError("the gate judged another checkpoint", got=gate.candidate_digest, expected=checkpoint.digest)
+        raise RegistryError(
+            "the gate judged another checkpoint",
+            got=gate.candidate_digest,
+            expected=checkpoint.digest,
+        )
     if gate.report_digest != report.digest:
-        raise RegistryError("the gate judged another report", got=gate.report_digest, expected=report.digest)
-    if gate.target_fingerprint != target.fingerprint or report.target.fingerprint != target.fingerprint:
-        raise FingerprintMismatchError("the gate was held on another target", expected=target.fingerprint.digest)
+        raise RegistryError(
+            "the gate judged another report", got=gate.report_digest, expected=report.digest
+        )
+    if (
+        gate.target_fingerprint != target.fingerprint
+        or report.target.fingerprint != target.fingerprint
+    ):
+        raise FingerprintMismatchError(
+            "the gate was held on another target", expected=target.fingerprint.digest
+        )
     if checkpoint.fingerprint != target.fingerprint:
         raise FingerprintMismatchError(
             "the checkpoint is bound to another target",
@@ -120,19 +145,27 @@ def check_releasable(
         )
     on_disk = digest_checkpoint(Path(checkpoint.path))
     if on_disk != checkpoint.digest:
-        raise RegistryError("the checkpoint changed since it was judged", got=on_disk, expected=checkpoint.digest)
+        raise RegistryError(
+            "the checkpoint changed since it was judged", got=on_disk, expected=checkpoint.digest
+        )
 
 
 def get_release(
     registry: Registry, model_name: str, *, alias: str | None = None, version: int | None = None
 ) -> Release | None:
-    """The release that `alias` or `version` names (give exactly one), or None if there is no such model or version.
+    """The release that `alias` or `version` names (give exactly one), or None if there is no such
+    model or version.
 
     Raises:
-        RegistryError: the version exists, but its registration was never completed or does not match its record.
+        RegistryError: the version exists, but its registration was never completed or does not
+            match its record.
     """
     if (alias is None) == (version is None):
-        raise RegistryError("a release is named by alias or by version", got=(alias, version), expected="exactly one")
+        raise RegistryError(
+            "a release is named by alias or by version",
+            got=(alias, version),
+            expected="exactly one",
+        )
     client = registry.client
 
     def get() -> Any | None:
@@ -141,7 +174,9 @@ def get_release(
                 return client.get_model_version_by_alias(model_name, alias)
             return client.get_model_version(model_name, str(version))
         except MlflowException as error:
-            if error.error_code in MISSING_CODES or ("alias" in str(error) and "not found" in str(error)):
+            if error.error_code in MISSING_CODES or (
+                "alias" in str(error) and "not found" in str(error)
+            ):
                 return None
             raise
 
@@ -153,10 +188,15 @@ def list_releases(registry: Registry, model_name: str) -> list[Release]:
     """All completed releases of the model, oldest first."""
     versions = registry.call(
         f"list the versions of {model_name}",
-        lambda: list(registry.client.search_model_versions(f"name = '{model_name}'", max_results=10_000)),
+        lambda: list(
+            registry.client.search_model_versions(f"name = '{model_name}'", max_results=10_000)
+        ),
     )
     complete = [version for version in versions if _COMPLETE_TAG in version.tags]
-    return [_read_release(registry, version) for version in sorted(complete, key=lambda v: int(v.version))]
+    return [
+        _read_release(registry, version)
+        for version in sorted(complete, key=lambda v: int(v.version))
+    ]
 
 
 def champion(registry: Registry, model_name: str) -> Release | None:
@@ -165,12 +205,14 @@ def champion(registry: Registry, model_name: str) -> Release | None:
 
 
 def download_checkpoint(registry: Registry, release: Release, destination: Path) -> CheckpointRef:
-    """Download the release's checkpoint as folder `destination` and verify its digest; it appears whole or not at all.
+    """Download the release's checkpoint as folder `destination` and verify its digest; it appears
+    whole or not at all.
 
     A `destination` that holds this very checkpoint already is kept.
 
     Raises:
-        RegistryError: the download is not the registered checkpoint, or something else stands at `destination`.
+        RegistryError: the download is not the registered checkpoint, or something else stands at
+            `destination`.
     """
     destination = Path(destination)
     local = release.checkpoint.model_copy(update={"path": str(destination)})
@@ -179,7 +221,9 @@ def download_checkpoint(registry: Registry, release: Release, destination: Path)
             raise RegistryError("another checkpoint stands at the destination", got=destination)
         return local
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.") as temporary:
+    with tempfile.TemporaryDirectory(
+        dir=destination.parent, prefix=f".{destination.name}."
+    ) as temporary:
         name = f"release-{release.gate_digest[:16]}/checkpoint"
         folder = registry.download_artifact(release.run_id, name, destination=Path(temporary))
         found = digest_checkpoint(folder)
@@ -206,12 +250,14 @@ def gate_decision_of(registry: Registry, release: Release) -> GateDecision:
     """The decision the release was registered by.
 
     Raises:
-        RegistryError: it is missing from the artifact store, was changed, or is not the one that was registered.
+        RegistryError: it is missing from the artifact store, was changed, or is not the one that
+            was registered.
     """
     decision = _evidence(registry, release, GateDecision, "gate_decision.json")
     if decision.digest != release.gate_digest:
         raise RegistryError(
-            f"the gate decision of {release.model_name} version {release.version} is not the registered one",
+            f"the gate decision of {release.model_name} version {release.version} is not the "
+            "registered one",
             got=decision.digest,
             expected=release.gate_digest,
         )
@@ -241,7 +287,9 @@ def _evidence(registry: Registry, release: Release, kind: type[RecordT], name: s
             ) from error
 
 
-def set_alias(registry: Registry, release: Release, alias: str, *, reason: str, decision_digest: str) -> Promotion:
+def set_alias(
+    registry: Registry, release: Release, alias: str, *, reason: str, decision_digest: str
+) -> Promotion:
     """Move `alias` to the release: first into the promotions log, then in MLflow.
 
     Raises:
@@ -257,14 +305,23 @@ def set_alias(registry: Registry, release: Release, alias: str, *, reason: str, 
     )
 
 
-def remove_alias(registry: Registry, model_name: str, alias: str, *, reason: str, decision_digest: str) -> Promotion:
+def remove_alias(
+    registry: Registry, model_name: str, alias: str, *, reason: str, decision_digest: str
+) -> Promotion:
     """Take `alias` off the model, logged as `set_alias` is."""
     return move_alias(
-        registry, model_name, alias=alias, to_version=None, reason=reason, decision_digest=decision_digest
+        registry,
+        model_name,
+        alias=alias,
+        to_version=None,
+        reason=reason,
+        decision_digest=decision_digest,
     )
 
 
-def _upload_checkpoint(registry: Registry, run_id: str, checkpoint: CheckpointRef, *, folder: str) -> None:
+def _upload_checkpoint(
+    registry: Registry, run_id: str, checkpoint: CheckpointRef, *, folder: str
+) -> None:
     """Upload what serving needs, and no optimiser state that may lie beside it."""
     with tempfile.TemporaryDirectory() as staging:
         for file in sorted(Path(checkpoint.path).iterdir()):
@@ -280,28 +337,39 @@ def _link_or_copy(source: Path, destination: Path) -> None:
         shutil.copyfile(source, destination)
 
 
-def _create_version(registry: Registry, model_name: str, *, run_id: str, folder: str, tags: dict[str, str]) -> int:
+def _create_version(
+    registry: Registry, model_name: str, *, run_id: str, folder: str, tags: dict[str, str]
+) -> int:
     client = registry.client
-    source = registry.call("find the run", lambda: client.get_run(run_id)).info.artifact_uri + f"/{folder}/checkpoint"
+    source = (
+        registry.call("find the run", lambda: client.get_run(run_id)).info.artifact_uri
+        + f"/{folder}/checkpoint"
+    )
 
     def create() -> int:
         for version in client.search_model_versions(f"name = '{model_name}'", max_results=10_000):
             same_run = version.run_id == run_id
             if same_run and version.tags.get("gate_digest") == tags["gate_digest"]:
                 return int(version.version)
-        return int(client.create_model_version(model_name, source, run_id=run_id, tags=tags).version)
+        return int(
+            client.create_model_version(model_name, source, run_id=run_id, tags=tags).version
+        )
 
     return registry.call(f"register a version of {model_name}", create)
 
 
 def _complete(registry: Registry, release: Release, folder: str) -> None:
-    """Write release.json, then the tag that says so: a version without it was interrupted and is never served."""
+    """Write release.json, then the tag that says so: a version without it was interrupted and is
+    never served.
+    """
     name = f"{folder}/release.json"
     registry.log_text(release.run_id, release.model_dump_json(indent=2), name=name)
     client = registry.client
     registry.call(
         "complete the release",
-        lambda: client.set_model_version_tag(release.model_name, str(release.version), _COMPLETE_TAG, name),
+        lambda: client.set_model_version_tag(
+            release.model_name, str(release.version), _COMPLETE_TAG, name
+        ),
     )
 
 
@@ -315,7 +383,9 @@ def _read_release(registry: Registry, version: Any) -> Release:
             fix="Register it again from its run, or delete the version.",
         )
     with tempfile.TemporaryDirectory() as temporary:
-        release = Release.read(registry.download_artifact(version.run_id, name, destination=Path(temporary)))
+        release = Release.read(
+            registry.download_artifact(version.run_id, name, destination=Path(temporary))
+        )
     recorded = (release.model_name, release.version, release.checkpoint.digest, release.gate_digest)
     registered = (
         version.name,
@@ -324,5 +394,7 @@ def _read_release(registry: Registry, version: Any) -> Release:
         version.tags.get("gate_digest"),
     )
     if recorded != registered:
-        raise RegistryError(f"the record of {where} does not match its tags", got=recorded, expected=registered)
+        raise RegistryError(
+            f"the record of {where} does not match its tags", got=recorded, expected=registered
+        )
     return release

@@ -1,4 +1,6 @@
-"""Reliability diagram of a confidence head: what its scores promise against what the target accepted."""
+"""Reliability diagram of a confidence head: what its scores promise against what the target
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,18 @@ CHARS_PER_INCH = 14
 
 
 def reliability_diagram(calibration: Calibration, path: Path) -> Path:
-    """A panel for all positions together and one per position, before and after, the scores' histogram under each.
+    """A panel for all positions together and one per position, before and after, the scores'
+    histogram under each.
 
-    A point is a bin of the expected calibration error; its bar is the 95 % scatter of its accepted share if the blocks
-    were independent. On the diagonal, scores are what happens. Axes end where a panel's points do.
+    A point is a bin of the expected calibration error; its bar is the 95 % scatter of its accepted
+    share if the blocks were independent. On the diagonal, scores are what happens. Axes end where a
+    panel's points do.
     """
     panels = [("all positions", calibration.before, calibration.after)]
     pairs = zip(calibration.before_by_position, calibration.after_by_position, strict=True)
     panels += [
-        (f"drafts 1 to {k}" if k > 1 else "draft 1", before, after) for k, (before, after) in enumerate(pairs, 1)
+        (f"drafts 1 to {k}" if k > 1 else "draft 1", before, after)
+        for k, (before, after) in enumerate(pairs, 1)
     ]
     num_rows = math.ceil(len(panels) / MAX_COLUMNS)
     num_columns = math.ceil(len(panels) / num_rows)
@@ -53,7 +58,9 @@ def reliability_diagram(calibration: Calibration, path: Path) -> Path:
 
 
 def _titled_grid(calibration: Calibration, num_rows: int, num_columns: int) -> tuple[Figure, Any]:
-    """A figure with its title, and axes [2 rows, columns]: a reliability panel and a histogram in turn."""
+    """A figure with its title, and axes [2 rows, columns]: a reliability panel and a histogram in
+    turn.
+    """
     width = 0.6 + 2.75 * num_columns
     subtitle = textwrap.wrap(_subtitle(calibration), int(CHARS_PER_INCH * width))
     band = 0.6 + 0.18 * len(subtitle)
@@ -69,20 +76,34 @@ def _titled_grid(calibration: Calibration, num_rows: int, num_columns: int) -> t
 
 
 def _subtitle(calibration: Calibration) -> str:
-    held_out = f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} held-out conversations"
-    told = "each scored by a fit on other conversations" if calibration.num_folds else "too few to fit anything"
+    held_out = (
+        f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} held-out "
+        "conversations"
+    )
+    told = (
+        "each scored by a fit on other conversations"
+        if calibration.num_folds
+        else "too few to fit anything"
+    )
     return f"survival: predicted probability that all these drafts are accepted; {held_out}, {told}"
 
 
-def _reliability(axes: Any, name: str, before: ReliabilityFigures, after: ReliabilityFigures, limit: float) -> None:
+def _reliability(
+    axes: Any, name: str, before: ReliabilityFigures, after: ReliabilityFigures, limit: float
+) -> None:
     _style(axes, limit)
     axes.plot([0, limit], [0, limit], color="#9aa1ab", linewidth=1, linestyle=(0, (4, 3)))
     for figures, shade, size in ((before, BEFORE_COLOUR, 3.5), (after, AFTER_COLOUR, 4.5)):
         scores = [one.mean_score for one in figures.bins]
         shares = [one.accepted_share for one in figures.bins]
-        scatter = [1.96 * math.sqrt(y * (1 - y) / one.num_scores) for y, one in zip(shares, figures.bins, strict=True)]
+        scatter = [
+            1.96 * math.sqrt(y * (1 - y) / one.num_scores)
+            for y, one in zip(shares, figures.bins, strict=True)
+        ]
         if figures is after:
-            axes.errorbar(scores, shares, yerr=scatter, fmt="none", ecolor=shade, elinewidth=0.9, alpha=0.55)
+            axes.errorbar(
+                scores, shares, yerr=scatter, fmt="none", ecolor=shade, elinewidth=0.9, alpha=0.55
+            )
         axes.plot(scores, shares, color=shade, marker="o", markersize=size, linewidth=1.6)
     axes.set_title(name, loc="left", fontsize=10, fontweight="bold", color=INK, pad=5)
     told = (
@@ -92,20 +113,33 @@ def _reliability(axes: Any, name: str, before: ReliabilityFigures, after: Reliab
     )
     for height, words, shade, weight in told:
         axes.annotate(
-            words, (0.03, height), xycoords="axes fraction", va="top", fontsize=8.5, fontweight=weight, color=shade
+            words,
+            (0.03, height),
+            xycoords="axes fraction",
+            va="top",
+            fontsize=8.5,
+            fontweight=weight,
+            color=shade,
         )
     axes.set_ylim(0, limit)
     axes.set_yticks([0, limit / 2, limit], [f"{tick:g}" for tick in (0, limit / 2, limit)])
     axes.set_box_aspect(1)
 
 
-def _histogram(axes: Any, before: ReliabilityFigures, after: ReliabilityFigures, limit: float) -> None:
+def _histogram(
+    axes: Any, before: ReliabilityFigures, after: ReliabilityFigures, limit: float
+) -> None:
     _style(axes, limit)
     num_bins = len(after.histogram)
     edges = [number / num_bins for number in range(num_bins + 1)]
     shares = [count / after.num_scores for count in after.histogram]
     axes.stairs(shares, edges, fill=True, color=AFTER_COLOUR, alpha=0.35)
-    axes.stairs([count / before.num_scores for count in before.histogram], edges, color=BEFORE_COLOUR, linewidth=1.4)
+    axes.stairs(
+        [count / before.num_scores for count in before.histogram],
+        edges,
+        color=BEFORE_COLOUR,
+        linewidth=1.4,
+    )
     axes.set_ylim(bottom=0)
     axes.set_box_aspect(BOX_ASPECT)
     axes.set_xlabel("survival score", fontsize=9)
@@ -122,6 +156,8 @@ def _style(axes: Any, limit: float) -> None:
 
 
 def _limit(before: ReliabilityFigures, after: ReliabilityFigures) -> float:
-    """End of a panel's axes: late positions have low scores, and would lie on top of each other in a corner."""
+    """End of a panel's axes: late positions have low scores, and would lie on top of each other in
+    a corner.
+    """
     highest = max(max(one.mean_score, one.accepted_share) for one in (*before.bins, *after.bins))
     return next((limit for limit in (0.2, 0.4, 0.6) if highest * 1.1 <= limit), 1.0)

@@ -1,4 +1,5 @@
-"""The last lines of a run: what failed, what serves now, what to do; and the exit code that says as much.
+"""The last lines of a run: what failed, what serves now, what to do; and the exit code that says as
+much.
 
 0   a drafter was promoted, or the release in service stays because the new one is not as good
 1   the run failed, or wrote no report
@@ -27,7 +28,8 @@ def exit_code(report: LifecycleReport) -> int:
 
 
 def closing_lines(report: LifecycleReport, *, folder: Path | None = None) -> list[str]:
-    """What a reader should know last. Empty where a drafter was promoted: the report's first line says it.
+    """What a reader should know last. Empty where a drafter was promoted: the report's first line
+    says it.
 
     Args:
         report: of the run.
@@ -120,19 +122,31 @@ def _advice_on(rules: Sequence[RuleResult]) -> list[str]:
     for rule in rules:
         if rule.verdict is Verdict.INCONCLUSIVE and rule.num_further_prompts:
             told.append(
-                f"'{rule.rule}' needs about {rule.num_further_prompts} more prompts: raise evaluation.slices by them,"
+                f"'{rule.rule}' needs about {rule.num_further_prompts} more prompts: raise "
+                "evaluation.slices by them,"
                 " or make demo BUDGET=full, which measures more"
             )
         elif rule.verdict is Verdict.INCONCLUSIVE:
-            told.append(f"'{rule.rule}' could not be decided ({rule.detail}): measure again, or more of it")
+            told.append(
+                f"'{rule.rule}' could not be decided ({rule.detail}): measure again, or more of it"
+            )
         elif _is_comparison(rule):
-            told.append("nothing has to be done: the champion stays; more data or steps may beat it (BUDGET=full)")
+            told.append(
+                "nothing has to be done: the champion stays; more data or steps may beat it "
+                "(BUDGET=full)"
+            )
         elif "acceptance" in rule.rule or "position" in rule.rule:
             told.append("train on more: make demo BUDGET=full, or raise curation.num_conversations")
         elif "speed" in rule.rule:
-            told.append("draft less at that load (evaluation.draft_lengths), or train a drafter that accepts more")
+            told.append(
+                "draft less at that load (evaluation.draft_lengths), or train a drafter that "
+                "accepts more"
+            )
         else:
-            told.append(f"'{rule.rule}' is not a matter of more training: the gate's page shows where it fails")
+            told.append(
+                f"'{rule.rule}' is not a matter of more training: the gate's page shows where "
+                "it fails"
+            )
     return told
 
 
@@ -142,6 +156,7 @@ def _advice_on_time(report: LifecycleReport) -> list[str]:
         told.append(f"{short}: a longer pace.ends_within_s leaves it more")
     elif report.pace is not None and report.pace.given_up:
         told.append(
-            "this machine had no time for the whole recipe: a longer pace.ends_within_s, or BUDGET=full, does more"
+            "this machine had no time for the whole recipe: a longer pace.ends_within_s, or "
+            "BUDGET=full, does more"
         )
     return told

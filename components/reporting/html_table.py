@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from html import escape
 
 
-def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] | range) -> str:
+def html_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] | range
+) -> str:
     """A table that scrolls sideways on a narrow screen.
 
     Args:
@@ -15,9 +17,13 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers
         numbers: columns that stand right.
     """
     kinds = ["num" if index in numbers else "" for index in range(len(columns))]
-    head = "".join(f"<th class='{kind}'>{escape(name)}</th>" for kind, name in zip(kinds, columns, strict=True))
+    head = "".join(
+        f"<th class='{kind}'>{escape(name)}</th>" for kind, name in zip(kinds, columns, strict=True)
+    )
     body = "".join(
-        "<tr>" + "".join(f"<td class='{k}'>{cell}</td>" for k, cell in zip(kinds, row, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td class='{k}'>{cell}</td>" for k, cell in zip(kinds, row, strict=True))
+        + "</tr>"
         for row in rows
     )
     header = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""

@@ -16,15 +16,19 @@ MIB = 2**20
 class MemorySampler:
     """Samples the memory of process trees in a thread; `peak_mib` is the largest sum seen.
 
-    Memory is proportional set size (PSS) where the kernel tells it, so pages that processes share (model files,
-    shared memory) count once; elsewhere resident set size, which counts them once per process.
+    Memory is proportional set size (PSS) where the kernel tells it, so pages that processes share
+    (model files, shared memory) count once; elsewhere resident set size, which counts them once per
+    process.
 
     Args:
-        roots: process ids whose trees count, or a function that returns them at each sample (services come and go).
+        roots: process ids whose trees count, or a function that returns them at each sample
+            (services come and go).
         interval_s: time between samples.
     """
 
-    def __init__(self, roots: Iterable[int] | Callable[[], Iterable[int]], *, interval_s: float = 1.0) -> None:
+    def __init__(
+        self, roots: Iterable[int] | Callable[[], Iterable[int]], *, interval_s: float = 1.0
+    ) -> None:
         fixed = () if callable(roots) else tuple(roots)
         self._roots: Callable[[], Iterable[int]] = roots if callable(roots) else lambda: fixed
         self._interval_s = interval_s
@@ -38,7 +42,10 @@ class MemorySampler:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stop.set()
         self._thread.join(timeout=10 + self._interval_s)
@@ -59,12 +66,16 @@ class MemorySampler:
             self._sample()
 
     def _sample(self) -> None:
-        self._peak_bytes = max(self._peak_bytes, sum(process_bytes(pid) for pid in tree_pids(self._roots())))
+        self._peak_bytes = max(
+            self._peak_bytes, sum(process_bytes(pid) for pid in tree_pids(self._roots()))
+        )
         self._num_samples += 1
 
 
 def tree_pids(roots: Iterable[int]) -> set[int]:
-    """Ids of the processes `roots` and of all their descendants; ids of processes that have ended are left out."""
+    """Ids of the processes `roots` and of all their descendants; ids of processes that have ended
+    are left out.
+    """
     pids: set[int] = set()
     for root in roots:
         try:
@@ -76,7 +87,9 @@ def tree_pids(roots: Iterable[int]) -> set[int]:
 
 
 def process_bytes(pid: int) -> int:
-    """Memory of one process, bytes: PSS, or RSS where PSS cannot be read; 0 once the process has ended."""
+    """Memory of one process, bytes: PSS, or RSS where PSS cannot be read; 0 once the process has
+    ended.
+    """
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -23,15 +23,22 @@ from components.reporting.style import (
 
 
 def plot_report(report: LifecycleReport, directory: Path) -> dict[str, Path]:
-    """Draw every plot that the report has figures for. Returns PNG paths by plot name, in reading order."""
+    """Draw every plot that the report has figures for. Returns PNG paths by plot name, in reading
+    order.
+    """
     folder = Path(directory)
     plots: dict[str, Path] = {}
     if report.stages:
         plots["stage_times"] = stage_times(
-            report.stages, folder / "stage_times.png", total_s=report.total_s, outside_share=report.orchestration_share
+            report.stages,
+            folder / "stage_times.png",
+            total_s=report.total_s,
+            outside_share=report.orchestration_share,
         )
     if report.training_curve:
-        plots["training_curve"] = training_curve(report.training_curve, folder / "training_curve.png")
+        plots["training_curve"] = training_curve(
+            report.training_curve, folder / "training_curve.png"
+        )
     if report.calibration is not None:
         plots["reliability"] = reliability_diagram(report.calibration, folder / "reliability.png")
     if report.acceptance is not None:
@@ -39,11 +46,15 @@ def plot_report(report: LifecycleReport, directory: Path) -> dict[str, Path]:
     if report.canary is not None and report.canary.steps:
         plots["canary_weights"] = canary_weights(report.canary, folder / "canary_weights.png")
     if any(change.old_drafter or change.new_drafter for change in report.target_changes):
-        plots["target_changes"] = target_changes(report.target_changes, folder / "target_changes.png")
+        plots["target_changes"] = target_changes(
+            report.target_changes, folder / "target_changes.png"
+        )
     return plots
 
 
-def stage_times(stages: tuple[StageTiming, ...], path: Path, *, total_s: float, outside_share: float) -> Path:
+def stage_times(
+    stages: tuple[StageTiming, ...], path: Path, *, total_s: float, outside_share: float
+) -> Path:
     """Bars on the run's own time axis: when each stage ran, and how long."""
     ordered = sorted(stages, key=lambda stage: stage.started_at)
     origin = ordered[0].started_at
@@ -60,7 +71,13 @@ def stage_times(stages: tuple[StageTiming, ...], path: Path, *, total_s: float, 
         if stage.num_tokens and stage.duration_s > 0:
             text += f", {stage.num_tokens / stage.duration_s:,.0f} tok/s"
         axes.annotate(
-            text, (start + width, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color=INK
+            text,
+            (start + width, row),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=INK,
         )
     axes.set_yticks(range(len(ordered)), [stage.stage for stage in ordered])
     axes.invert_yaxis()
@@ -74,7 +91,8 @@ def stage_times(stages: tuple[StageTiming, ...], path: Path, *, total_s: float, 
 def training_curve(curve: tuple[CurvePoint, ...], path: Path) -> Path:
     """Loss and teacher-forced acceptance length over steps."""
     figure, left = new_figure(
-        "Training", subtitle="loss (left), teacher-forced acceptance length on held-out rows (right)"
+        "Training",
+        subtitle="loss (left), teacher-forced acceptance length on held-out rows (right)",
     )
     steps = [point.step for point in curve]
     losses = [point.loss for point in curve]
@@ -86,38 +104,69 @@ def training_curve(curve: tuple[CurvePoint, ...], path: Path) -> Path:
     left.set_xlabel("optimiser step")
     left.set_ylabel("loss", color=OTHER_COLOUR)
     left.set_ylim(bottom=0)
-    measured = [(point.step, point.acceptance_length) for point in curve if point.acceptance_length is not None]
+    measured = [
+        (point.step, point.acceptance_length)
+        for point in curve
+        if point.acceptance_length is not None
+    ]
     if measured:
         right = left.twinx()
         right.spines["top"].set_visible(False)
-        right.plot(*zip(*measured, strict=True), color=ARM_COLOURS["candidate"], marker="o", linewidth=2.2)
+        right.plot(
+            *zip(*measured, strict=True), color=ARM_COLOURS["candidate"], marker="o", linewidth=2.2
+        )
         right.set_ylabel("acceptance length", color=ARM_COLOURS["candidate"])
         right.tick_params(labelsize=9)
         right.set_ylim(1.0, max(1.05, max(value for _, value in measured)) * 1.05)
         last_step, last = measured[-1]
         right.annotate(
-            f"{last:.2f}", (last_step, last), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9
+            f"{last:.2f}",
+            (last_step, last),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
         )
     return save(figure, path)
 
 
 def canary_weights(canary: CanaryReport, path: Path) -> Path:
-    """Share of traffic on the candidate over time; each step labelled with its acceptance length and requests."""
-    verdict = "promoted" if canary.promoted else f"rolled back to {(canary.rolled_back_to or 'baseline')}"
-    figure, axes = new_figure(f"Canary against {canary.baseline.replace('_', ' ')}: {verdict}", subtitle=canary.reason)
+    """Share of traffic on the candidate over time; each step labelled with its acceptance length
+    and requests.
+    """
+    verdict = (
+        "promoted" if canary.promoted else f"rolled back to {(canary.rolled_back_to or 'baseline')}"
+    )
+    figure, axes = new_figure(
+        f"Canary against {canary.baseline.replace('_', ' ')}: {verdict}", subtitle=canary.reason
+    )
     origin = canary.steps[0].started_at
     end = 0.0
     for step in canary.steps:
         start = (step.started_at - origin).total_seconds()
         end = start + step.duration_s
         shade = GOOD if step.healthy else BAD
-        axes.fill_between([start, end], [step.weight_percent] * 2, color=shade, alpha=0.22, linewidth=0)
-        axes.plot([start, end], [step.weight_percent] * 2, color=shade, linewidth=2.6, solid_capstyle="butt")
+        axes.fill_between(
+            [start, end], [step.weight_percent] * 2, color=shade, alpha=0.22, linewidth=0
+        )
+        axes.plot(
+            [start, end],
+            [step.weight_percent] * 2,
+            color=shade,
+            linewidth=2.6,
+            solid_capstyle="butt",
+        )
         axes.annotate(
-            _step_text(step.acceptance_length, step.num_requests.get("candidate", 0), step.weight_percent),
-            ((start + end) / 2, step.weight_percent), xytext=(0, 5), textcoords="offset points", ha="center",
-            fontsize=8, color=INK,
-        )  # fmt: skip
+            _step_text(
+                step.acceptance_length, step.num_requests.get("candidate", 0), step.weight_percent
+            ),
+            ((start + end) / 2, step.weight_percent),
+            xytext=(0, 5),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=INK,
+        )
     if not canary.promoted:
         axes.plot([end, end], [canary.steps[-1].weight_percent, 0], color=BAD, linewidth=2.6)
     axes.set_xlim(0, end * 1.02)
@@ -129,7 +178,9 @@ def canary_weights(canary: CanaryReport, path: Path) -> Path:
 
 
 def target_changes(changes: tuple[TargetChangeReport, ...], path: Path) -> Path:
-    """Per change: acceptance length, and tok/s with one request in flight, of old drafter, new drafter and no draft."""
+    """Per change: acceptance length, and tok/s with one request in flight, of old drafter, new
+    drafter and no draft.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.4 * len(changes) + 1.2, 6.4), dpi=150, layout="constrained")
@@ -145,11 +196,18 @@ def target_changes(changes: tuple[TargetChangeReport, ...], path: Path) -> Path:
         _change_bars(bottom, arms, _single_stream, "{:.0f}")
         set_title(top, change.name, f"{change.action}: {change.outcome}", max_chars=58)
         if change.released_acceptance_length is not None:
-            top.axhline(change.released_acceptance_length, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+            top.axhline(
+                change.released_acceptance_length, color=INK, linewidth=1, linestyle=(0, (4, 3))
+            )
             top.annotate(
-                f"on the old target {change.released_acceptance_length:.2f}", (1.0, change.released_acceptance_length),
-                xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", ha="right", fontsize=8,
-            )  # fmt: skip
+                f"on the old target {change.released_acceptance_length:.2f}",
+                (1.0, change.released_acceptance_length),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8,
+            )
     highest = max(axes.get_ylim()[1] for axes in grid[0])
     grid[0][0].set_ylim(0, highest * 1.1)
     grid[0][0].set_ylabel("acceptance length")
@@ -157,18 +215,33 @@ def target_changes(changes: tuple[TargetChangeReport, ...], path: Path) -> Path:
     return save(figure, path)
 
 
-def _change_bars(axes: Any, arms: list[tuple[str, ArmFigures | None, str]], figure_of: Any, pattern: str) -> None:
+def _change_bars(
+    axes: Any, arms: list[tuple[str, ArmFigures | None, str]], figure_of: Any, pattern: str
+) -> None:
     style_axes(axes)
     for position, (_, arm, shade) in enumerate(arms):
         value = figure_of(arm) if arm is not None else None
         if value is None:
-            axes.annotate("none", (position, 0.02), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
+            axes.annotate(
+                "none",
+                (position, 0.02),
+                xycoords=("data", "axes fraction"),
+                ha="center",
+                fontsize=8,
+            )
             continue
         axes.bar(position, value, width=0.62, color=shade)
         axes.annotate(
-            pattern.format(value), (position, value), xytext=(0, -5), textcoords="offset points", ha="center", va="top",
-            fontsize=10, fontweight="bold", color="white",
-        )  # fmt: skip
+            pattern.format(value),
+            (position, value),
+            xytext=(0, -5),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=10,
+            fontweight="bold",
+            color="white",
+        )
     axes.set_xticks(range(len(arms)), [name for name, _, _ in arms])
     axes.margins(y=0.12)
 

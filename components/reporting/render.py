@@ -41,7 +41,9 @@ class ReportFiles:
 
 
 def write_report(report: LifecycleReport, directory: Path) -> ReportFiles:
-    """Write plots, report.md and, last, report.json into `directory` (made if missing). Files are replaced whole."""
+    """Write plots, report.md and, last, report.json into `directory` (made if missing). Files are
+    replaced whole.
+    """
     folder = Path(directory)
     plots = plot_report(report, folder)
     names = {name: path.name for name, path in plots.items()}
@@ -51,7 +53,9 @@ def write_report(report: LifecycleReport, directory: Path) -> ReportFiles:
 
 
 def markdown(report: LifecycleReport, *, plots: Mapping[str, str] | None = None) -> str:
-    """The report as Markdown. `plots` maps plot names to link targets; without it no pictures are linked."""
+    """The report as Markdown. `plots` maps plot names to link targets; without it no pictures are
+    linked.
+    """
     parts = ["# Drafter report", "", f"**{headline(report)}**", ""]
     for table in tables(report):
         parts += [f"## {table.title}", "", *_markdown_table(table), ""]
@@ -63,7 +67,9 @@ def markdown(report: LifecycleReport, *, plots: Mapping[str, str] | None = None)
 
 
 def render_terminal(report: LifecycleReport, *, width: int = 118, colour: bool = True) -> str:
-    """The report as tables for a terminal of `width` columns, with ANSI colours unless `colour` is False."""
+    """The report as tables for a terminal of `width` columns, with ANSI colours unless `colour` is
+    False.
+    """
     console = Console(
         file=io.StringIO(),
         width=width,
@@ -83,14 +89,21 @@ def render_terminal(report: LifecycleReport, *, width: int = 118, colour: bool =
 
 
 def _markdown_table(table: Table) -> list[str]:
-    rule = ["---" if index == 0 or name in table.text_columns else "---:" for index, name in enumerate(table.columns)]
+    rule = [
+        "---" if index == 0 or name in table.text_columns else "---:"
+        for index, name in enumerate(table.columns)
+    ]
     lines = [list(table.columns), rule, *(list(row) for row in table.rows)]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
 def _rich_table(table: Table) -> RichTable:
     drawn = RichTable(
-        title=table.title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
+        title=table.title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
     )
     for index, name in enumerate(table.columns):
         is_text = index == 0 or name in table.text_columns

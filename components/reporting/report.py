@@ -1,4 +1,6 @@
-"""The record of one run of the whole loop: every figure that the terminal, the Markdown and the plots show."""
+"""The record of one run of the whole loop: every figure that the terminal, the Markdown and the
+plots show.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class CurvePoint(Record):
 
     step: int
     loss: float
-    acceptance_length: float | None = Field(default=None, description="teacher-forced, where it was measured")
+    acceptance_length: float | None = Field(
+        default=None, description="teacher-forced, where it was measured"
+    )
 
 
 class ArmFigures(Record):
@@ -47,7 +51,9 @@ class ArmFigures(Record):
         return cls(
             acceptance_length=arm.acceptance_length,
             acceptance_interval=arm.acceptance_interval,
-            output_tokens_per_s={point.concurrency: point.output_tokens_per_s for point in arm.speed},
+            output_tokens_per_s={
+                point.concurrency: point.output_tokens_per_s for point in arm.speed
+            },
         )
 
 
@@ -56,12 +62,22 @@ class TargetChangeReport(Record):
 
     name: str = Field(description="what changed, for people: 'INT8 W8A8 quantization'")
     kinds: tuple[ChangeKind, ...]
-    action: ChangeAction = Field(description="what was done after the measurement: nothing, rebind or retrain")
+    action: ChangeAction = Field(
+        description="what was done after the measurement: nothing, rebind or retrain"
+    )
     reason: str
-    released_acceptance_length: float | None = Field(default=None, description="of the champion on the old target")
-    old_drafter: ArmFigures | None = Field(default=None, description="the champion, served on the new target")
-    new_drafter: ArmFigures | None = Field(default=None, description="the release made for the new target")
-    no_draft: ArmFigures | None = Field(default=None, description="the new target without a drafter")
+    released_acceptance_length: float | None = Field(
+        default=None, description="of the champion on the old target"
+    )
+    old_drafter: ArmFigures | None = Field(
+        default=None, description="the champion, served on the new target"
+    )
+    new_drafter: ArmFigures | None = Field(
+        default=None, description="the release made for the new target"
+    )
+    no_draft: ArmFigures | None = Field(
+        default=None, description="the new target without a drafter"
+    )
     detected_s: float | None = Field(default=None, description="from publication to detection")
     stages: tuple[StageTiming, ...] = ()
     total_s: float
@@ -77,11 +93,19 @@ class LifecycleReport(Record):
     recipe: str
     budget: str | None = None
     target: TargetRef
-    change: TargetChange | None = Field(default=None, description="against the target the champion is bound to")
-    action: ChangeAction | None = Field(default=None, description="what was done: rebind, retrain, or nothing measured")
-    policy_reason: str | None = Field(default=None, description="what the re-measurement said and which rule followed")
+    change: TargetChange | None = Field(
+        default=None, description="against the target the champion is bound to"
+    )
+    action: ChangeAction | None = Field(
+        default=None, description="what was done: rebind, retrain, or nothing measured"
+    )
+    policy_reason: str | None = Field(
+        default=None, description="what the re-measurement said and which rule followed"
+    )
     champion: Release | None = Field(default=None, description="in service when the run began")
-    remeasured_acceptance_length: float | None = Field(default=None, description="of that champion on this target")
+    remeasured_acceptance_length: float | None = Field(
+        default=None, description="of that champion on this target"
+    )
     stages: tuple[StageTiming, ...]
     total_s: float
     orchestration_share: float = Field(description="wall time outside all stages / total, 0 to 1")
@@ -89,25 +113,37 @@ class LifecycleReport(Record):
     stream: StreamReport | None = None
     training_curve: tuple[CurvePoint, ...] = ()
     checkpoint: CheckpointRef | None = None
-    calibration: Calibration | None = Field(default=None, description="of that checkpoint's confidence head")
+    calibration: Calibration | None = Field(
+        default=None, description="of that checkpoint's confidence head"
+    )
     acceptance: AcceptanceReport | None = None
     gate: GateDecision | None = None
     canary: CanaryReport | None = None
     release: Release | None = None
-    peak_memory_mib: float | None = Field(default=None, description="of everything that ran: flows, engines, services")
+    peak_memory_mib: float | None = Field(
+        default=None, description="of everything that ran: flows, engines, services"
+    )
     target_changes: tuple[TargetChangeReport, ...] = ()
     urls: dict[str, str] = Field(default={}, description="user interfaces by name")
     pace: PacePlan | None = Field(
-        default=None, description="what was chosen by the machine's pace; None: the recipe's own amounts"
+        default=None,
+        description="what was chosen by the machine's pace; None: the recipe's own amounts",
     )
-    training_ended: str | None = Field(default=None, description="where training ended, and by what")
-    serving: str | None = Field(default=None, description="what answers at the endpoint when the run ends")
+    training_ended: str | None = Field(
+        default=None, description="where training ended, and by what"
+    )
+    serving: str | None = Field(
+        default=None, description="what answers at the endpoint when the run ends"
+    )
     outcome: str
 
 
 def orchestration_share(stages: Sequence[StageTiming], total_s: float) -> float:
     """Share of `total_s` in which no stage was at work, 0 to 1. Stages that overlap count once."""
-    spans = sorted((stage.started_at.timestamp(), stage.started_at.timestamp() + stage.duration_s) for stage in stages)
+    spans = sorted(
+        (stage.started_at.timestamp(), stage.started_at.timestamp() + stage.duration_s)
+        for stage in stages
+    )
     covered_s, reached = 0.0, float("-inf")
     for start, end in spans:
         covered_s += max(0.0, end - max(start, reached))
@@ -115,7 +151,9 @@ def orchestration_share(stages: Sequence[StageTiming], total_s: float) -> float:
     return min(1.0, max(0.0, 1.0 - covered_s / total_s)) if total_s > 0 else 0.0
 
 
-def speedup(acceptance: AcceptanceReport, *, arm: str = "candidate", over: str = "no_draft") -> dict[int, float]:
+def speedup(
+    acceptance: AcceptanceReport, *, arm: str = "candidate", over: str = "no_draft"
+) -> dict[int, float]:
     """tok/s of `arm` over tok/s of `over` at each concurrency that both have."""
     if arm not in acceptance.arms or over not in acceptance.arms:
         return {}

@@ -1,8 +1,8 @@
 """Show the newest report of a state folder: `python -m components.reporting.show STATE_DIR`.
 
-With `--run NAME` it is that run's report, and nothing else's. Of a run that promoted a drafter the last line is the
-path of its report.json; of any other the last lines say what failed, what serves now and what to do. The exit code is
-that of `components.reporting.closing`.
+With `--run NAME` it is that run's report, and nothing else's. Of a run that promoted a drafter the
+last line is the path of its report.json; of any other the last lines say what failed, what serves
+now and what to do. The exit code is that of `components.reporting.closing`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def show(path: Path, *, width: int, colour: bool, followed: int = 0) -> int:
         print(short)
     closing = closing_lines(report, folder=path.parent.parent)
     if followed and not code:
-        closing = [*closing, "the run failed after it had written its report: see its last lines above"]
+        closing = [
+            *closing,
+            "the run failed after it had written its report: see its last lines above",
+        ]
         code = FAILED
     for line in (*([f"report: {path}"] if closing else []), *closing):
         print(line)
@@ -70,16 +73,26 @@ def main(arguments: list[str]) -> int:
     """Print the report's tables, as wide as the terminal, then its path or what to do."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("state_dir", type=Path, help="the state folder")
-    parser.add_argument("--run", help="name of the run whose report is shown; without it the newest of all")
-    parser.add_argument("--followed", type=int, default=0, help="exit code of what followed the run")
+    parser.add_argument(
+        "--run", help="name of the run whose report is shown; without it the newest of all"
+    )
+    parser.add_argument(
+        "--followed", type=int, default=0, help="exit code of what followed the run"
+    )
     options = parser.parse_args(arguments)
     try:
         path = newest_report(options.state_dir, run=options.run)
     except ConfigError:
         if not options.followed:
             raise
-        print(f"run {options.run} failed before it wrote a report: what failed stands in the log above,")
-        print(f"and in {options.state_dir}/runs/*-{options.run}/logs; what served before it serves on.")
+        print(
+            f"run {options.run} failed before it wrote a report: what failed stands in the "
+            "log above,"
+        )
+        print(
+            f"and in {options.state_dir}/runs/*-{options.run}/logs; what served before it "
+            "serves on."
+        )
         print("what to do: mend that, and run the command again: what was curated is kept.")
         return FAILED
     width = shutil.get_terminal_size(fallback=(118, 24)).columns

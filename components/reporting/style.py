@@ -21,7 +21,11 @@ ARM_COLOURS = {
     "scheduled": "#3f6fb5",
     "no_draft_beside": "#8a8f98",
 }
-ARM_LABELS = {"no_draft": "no draft", "scheduled": "shipped schedule", "no_draft_beside": "no draft beside it"}
+ARM_LABELS = {
+    "no_draft": "no draft",
+    "scheduled": "shipped schedule",
+    "no_draft_beside": "no draft beside it",
+}
 OTHER_COLOUR = "#3f6fb5"
 INK = "#20242a"
 SOFT = "#5b626c"
@@ -31,11 +35,20 @@ GOOD, BAD = "#2e8b57", "#c0392b"
 DPI = 150
 
 PAGE_COLOURS = {
-    INK: "ink", SOFT: "soft", AXIS: "axis", GRID: "grid", GOOD: "good", BAD: "bad", OTHER_COLOUR: "other",
-    ARM_COLOURS["candidate"]: "candidate", ARM_COLOURS["champion"]: "champion", ARM_COLOURS["no_draft"]: "plain",
+    INK: "ink",
+    SOFT: "soft",
+    AXIS: "axis",
+    GRID: "grid",
+    GOOD: "good",
+    BAD: "bad",
+    OTHER_COLOUR: "other",
+    ARM_COLOURS["candidate"]: "candidate",
+    ARM_COLOURS["champion"]: "champion",
+    ARM_COLOURS["no_draft"]: "plain",
     ARM_COLOURS["untrained"]: "untrained",
-}  # fmt: skip
-"""Variable of a page's style sheet for each colour, so that plots follow its light and dark scheme."""
+}
+"""Variable of a page's style sheet for each colour, so that plots follow its light and dark scheme.
+"""
 
 
 def colour(arm: str) -> str:
@@ -48,8 +61,12 @@ def label(arm: str) -> str:
     return ARM_LABELS.get(arm, arm)
 
 
-def new_figure(title: str, *, subtitle: str = "", size: tuple[float, float] = (8.0, 4.5)) -> tuple[Figure, Any]:
-    """A figure with one styled pair of axes. The figure has no global state, so threads may draw side by side."""
+def new_figure(
+    title: str, *, subtitle: str = "", size: tuple[float, float] = (8.0, 4.5)
+) -> tuple[Figure, Any]:
+    """A figure with one styled pair of axes. The figure has no global state, so threads may draw
+    side by side.
+    """
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     style_axes(axes)
@@ -60,7 +77,9 @@ def new_figure(title: str, *, subtitle: str = "", size: tuple[float, float] = (8
 def set_title(axes: Any, title: str, subtitle: str = "", *, max_chars: int = 105) -> None:
     """A bold title on the left and a grey line under it, cut at `max_chars` with dots."""
     subtitle = textwrap.shorten(subtitle, max_chars, placeholder=" ...")
-    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=26 if subtitle else 10)
+    axes.set_title(
+        title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=26 if subtitle else 10
+    )
     if subtitle:
         axes.text(0, 1.025, subtitle, transform=axes.transAxes, fontsize=9, color=SOFT, va="bottom")
 
@@ -77,7 +96,9 @@ def style_axes(axes: Any) -> None:
 
 
 def to_svg(figure: Figure, *, name: str) -> str:
-    """The figure as inline SVG for a page: colours are the page's variables, ids begin with `name` to stay unique."""
+    """The figure as inline SVG for a page: colours are the page's variables, ids begin with `name`
+    to stay unique.
+    """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()

@@ -1,4 +1,6 @@
-"""The report as titled tables: one source for the terminal and the Markdown, so that both show the same figures."""
+"""The report as titled tables: one source for the terminal and the Markdown, so that both show the
+same figures.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table; columns after the first are numbers unless named in `text_columns`. `plots` illustrate it."""
+    """A titled table; columns after the first are numbers unless named in `text_columns`. `plots`
+    illustrate it.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -66,18 +70,34 @@ def headline(report: LifecycleReport) -> str:
         return said
     said += f"; acceptance length {report.acceptance.arms['candidate'].acceptance_length:.2f}"
     ratio = speedup(report.acceptance).get(1)
-    return said if ratio is None else f"{said}, {ratio:.2f}x the tok/s of no draft with one request in flight"
+    return (
+        said
+        if ratio is None
+        else f"{said}, {ratio:.2f}x the tok/s of no draft with one request in flight"
+    )
 
 
 def _summary(report: LifecycleReport) -> Table:
-    rows = [("outcome", report.outcome), ("recipe", report.recipe + (f" ({report.budget})" if report.budget else ""))]
-    rows += [("target", f"{report.target.name}, {report.target.source}, quantization {report.target.quantization}")]
+    rows = [
+        ("outcome", report.outcome),
+        ("recipe", report.recipe + (f" ({report.budget})" if report.budget else "")),
+    ]
+    rows += [
+        (
+            "target",
+            f"{report.target.name}, {report.target.source}, quantization "
+            f"{report.target.quantization}",
+        )
+    ]
     if report.change is not None:
         changed = ", ".join(report.change.kinds) or "nothing"
         rows += [("changed since the champion" if report.change.old else "changed", changed)]
         rows += [("why", report.policy_reason or report.change.reason)]
     if report.acceptance is not None:
-        rows += [(f"acceptance length, {label(arm.arm)}", _value_in(arm)) for arm in _drafting(report.acceptance)]
+        rows += [
+            (f"acceptance length, {label(arm.arm)}", _value_in(arm))
+            for arm in _drafting(report.acceptance)
+        ]
     if report.gate is not None:
         rows += [("gate", str(report.gate.verdict))]
         rows += [("draft tokens by load", schedule_text(report.gate.speculative_schedule))]
@@ -85,7 +105,10 @@ def _summary(report: LifecycleReport) -> Table:
         rows += [("release", f"{report.release.model_name} version {report.release.version}")]
     if report.serving is not None:
         rows += [("serves now", report.serving)]
-    rows += [("total time", duration(report.total_s)), ("orchestration", f"{report.orchestration_share:.1%} of it")]
+    rows += [
+        ("total time", duration(report.total_s)),
+        ("orchestration", f"{report.orchestration_share:.1%} of it"),
+    ]
     if report.peak_memory_mib is not None:
         rows += [("peak memory", f"{report.peak_memory_mib / 1024:.1f} GiB")]
     rows += list(report.urls.items())
@@ -93,34 +116,46 @@ def _summary(report: LifecycleReport) -> Table:
 
 
 def _by_slice(report: AcceptanceReport) -> Table:
-    arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_slice]  # of some, only speed was measured
+    arms = [
+        arm for arm in ordered_arms(report) if arm.acceptance_by_slice
+    ]  # of some, only speed was measured
     slices = sorted({name for arm in arms for name in arm.acceptance_by_slice})
     first = arms[0]
     rows = [
         (
             name,
             str(sum(prompt.slice == name for prompt in first.prompts)),
-            *(_with_interval(arm.acceptance_by_slice.get(name), arm.interval_by_slice.get(name)) for arm in arms),
+            *(
+                _with_interval(arm.acceptance_by_slice.get(name), arm.interval_by_slice.get(name))
+                for arm in arms
+            ),
         )
         for name in slices
     ]
     rows.append(("all", str(len(first.prompts)), *(_value_in(arm) for arm in arms)))
     rows.append(("draft coverage", "", *(f"{arm.draft_coverage:.1%}" for arm in arms)))
-    note = "Tokens per target step, bonus token included; in brackets the 95 % interval over prompts."
+    note = (
+        "Tokens per target step, bonus token included; in brackets the 95 % interval over prompts."
+    )
     note += _equal_outputs(report)
     if report.excluded:
         note += f" Left out because too long: {len(report.excluded)}."
     columns = ("slice", "prompts", *(label(arm.arm) for arm in arms))
-    return Table("Served acceptance length", columns, tuple(rows), note=note, plots=("acceptance_by_slice",))
+    return Table(
+        "Served acceptance length", columns, tuple(rows), note=note, plots=("acceptance_by_slice",)
+    )
 
 
 def _equal_outputs(report: AcceptanceReport) -> str:
     """Greedy outputs equal to no draft's, beside how many no draft itself answers alike."""
     if not report.num_compared_outputs:
         return ""
-    words = f" Outputs equal to no draft: {report.num_equal_outputs} of {report.num_compared_outputs}"
+    words = (
+        f" Outputs equal to no draft: {report.num_equal_outputs} of {report.num_compared_outputs}"
+    )
     own = [
-        f"{one.num_compared - len(one.divergences)} of {one.num_compared} at {one.num_in_flight} in flight"
+        f"{one.num_compared - len(one.divergences)} of {one.num_compared} at "
+        f"{one.num_in_flight} in flight"
         for one in report.self_comparisons
     ]
     return f"{words}; no draft's own, answered again: {', '.join(own)}." if own else f"{words}."
@@ -189,7 +224,8 @@ def _latency(point: SpeedPoint | None) -> str:
 
 def _gate(gate: GateDecision) -> Table:
     rows = tuple(
-        (rule.rule, _number(rule.value), _number(rule.threshold), _verdict(rule), rule.detail) for rule in gate.rules
+        (rule.rule, _number(rule.value), _number(rule.threshold), _verdict(rule), rule.detail)
+        for rule in gate.rules
     )
     note = f"Draft tokens by requests in flight: {schedule_text(gate.speculative_schedule)}."
     if gate.drafter_out_above is not None:
@@ -206,7 +242,10 @@ def _verdict(rule: RuleResult) -> str:
 
 
 def _canary(canary: CanaryReport) -> Table:
-    arms = sorted({arm for step in canary.steps for arm in step.num_requests}, key=lambda arm: arm != "candidate")
+    arms = sorted(
+        {arm for step in canary.steps for arm in step.num_requests},
+        key=lambda arm: arm != "candidate",
+    )
     rows = tuple(
         (
             f"{step.weight_percent} %",
@@ -221,12 +260,20 @@ def _canary(canary: CanaryReport) -> Table:
         )
         for step in canary.steps
     )
-    ended = "promoted" if canary.promoted else f"rolled back to {(canary.rolled_back_to or '-').replace('_', ' ')}"
+    ended = (
+        "promoted"
+        if canary.promoted
+        else f"rolled back to {(canary.rolled_back_to or '-').replace('_', ' ')}"
+    )
     columns = ("weight", "time", "requests", "errors", "AL", "p50 s", "p95 s", "judge", "reason")
     return Table(
-        f"Canary: {ended}", columns, rows, text_columns=("judge", "reason"), plots=("canary_weights",),
+        f"Canary: {ended}",
+        columns,
+        rows,
+        text_columns=("judge", "reason"),
+        plots=("canary_weights",),
         note=f"Pairs are {' / '.join(arms)} ({canary.baseline.replace('_', ' ')}). {canary.reason}",
-    )  # fmt: skip
+    )
 
 
 def _stages(stages: tuple[StageTiming, ...], total_s: float, outside_share: float) -> Table:
@@ -236,20 +283,29 @@ def _stages(stages: tuple[StageTiming, ...], total_s: float, outside_share: floa
             duration(stage.duration_s),
             f"{stage.duration_s / total_s:.0%}" if total_s else "-",
             f"{stage.num_tokens:,}" if stage.num_tokens is not None else "",
-            f"{stage.num_tokens / stage.duration_s:,.0f}" if stage.num_tokens and stage.duration_s else "",
+            f"{stage.num_tokens / stage.duration_s:,.0f}"
+            if stage.num_tokens and stage.duration_s
+            else "",
         )
         for stage in stages
     ]
     rows.append(("total", duration(total_s), "", "", ""))
     note = f"Outside the stages: {outside_share:.1%} of the total. Stages may overlap."
     return Table(
-        "Stages", ("stage", "time", "share", "tokens", "tok/s"), tuple(rows), note=note, plots=("stage_times",)
+        "Stages",
+        ("stage", "time", "share", "tokens", "tok/s"),
+        tuple(rows),
+        note=note,
+        plots=("stage_times",),
     )
 
 
 def _pace(plan: PacePlan) -> Table:
     columns, rows = plan_rows(plan)
-    note = f"{probe_line(plan.probe)}. Left when this was chosen: {duration(max(0.0, plan.available_s))}."
+    note = (
+        f"{probe_line(plan.probe)}. Left when this was chosen: "
+        f"{duration(max(0.0, plan.available_s))}."
+    )
     if not plan.fits:
         note += " Not even the least that the recipe allows was expected to end in time."
     return Table("Amounts by the machine's pace", columns, tuple(rows), note=note)
@@ -258,7 +314,9 @@ def _pace(plan: PacePlan) -> Table:
 def _data(report: LifecycleReport) -> Iterator[Table]:
     if report.dataset is not None:
         data = report.dataset
-        rows = [(f"after {step}", f"{rows_left:,}", "", "") for step, rows_left in data.funnel.items()]
+        rows = [
+            (f"after {step}", f"{rows_left:,}", "", "") for step, rows_left in data.funnel.items()
+        ]
         rows += [
             (
                 f"split {name}",
@@ -269,7 +327,10 @@ def _data(report: LifecycleReport) -> Iterator[Table]:
             for name, count in data.num_conversations.items()
         ]
         yield Table(
-            "Data", ("", "conversations", "tokens", "supervised"), tuple(rows), note=f"Digest {data.digest[:16]}."
+            "Data",
+            ("", "conversations", "tokens", "supervised"),
+            tuple(rows),
+            note=f"Digest {data.digest[:16]}.",
         )
 
 
@@ -282,16 +343,30 @@ def _training(report: LifecycleReport) -> Iterator[Table]:
     if report.training_ended is not None:
         rows += [("training", report.training_ended)]
     if report.checkpoint is not None:
-        rows += [("acceptance length, teacher-forced", _number(report.checkpoint.expected_acceptance_length))]
+        rows += [
+            (
+                "acceptance length, teacher-forced",
+                _number(report.checkpoint.expected_acceptance_length),
+            )
+        ]
     if report.training_curve:
         first, last = report.training_curve[0], report.training_curve[-1]
-        rows += [("loss", f"{first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step}")]
+        rows += [
+            ("loss", f"{first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step}")
+        ]
     if report.stream is not None:
         stream = report.stream
         rows += [
-            ("hidden states streamed", f"{stream.bytes_streamed / MIB:,.0f} MiB of {stream.num_samples:,} samples"),
+            (
+                "hidden states streamed",
+                f"{stream.bytes_streamed / MIB:,.0f} MiB of {stream.num_samples:,} samples",
+            ),
             ("stream rate", f"{stream.tokens_per_s:,.0f} tok/s"),
-            ("peak held", f"{stream.peak_bytes_held / MIB:,.0f} MiB of a budget of {stream.budget_bytes / MIB:,.0f}"),
+            (
+                "peak held",
+                f"{stream.peak_bytes_held / MIB:,.0f} MiB of a budget of "
+                f"{stream.budget_bytes / MIB:,.0f}",
+            ),
             ("hidden-state bytes on disk", f"{stream.bytes_on_disk:,}"),
             ("keys left in the store", f"{stream.keys_left:,}"),
             ("trainer waited", f"{stream.trainer_wait_share:.1%} of its time"),
@@ -299,7 +374,13 @@ def _training(report: LifecycleReport) -> Iterator[Table]:
             ("retried, quarantined", f"{stream.num_retried}, {stream.num_quarantined}"),
         ]
     if rows:
-        yield Table("Training", ("", "value"), tuple(rows), text_columns=("value",), plots=("training_curve",))
+        yield Table(
+            "Training",
+            ("", "value"),
+            tuple(rows),
+            text_columns=("value",),
+            plots=("training_curve",),
+        )
     if report.calibration is not None:
         yield _calibration(report.calibration)
 
@@ -312,37 +393,76 @@ def _calibration(calibration: Calibration) -> Table:
             f"drafts 1 to {k}" if k > 1 else "draft 1",
             before,
             after,
-            f"{calibration.temperatures[k - 1]:.2f}" if calibration.is_fitted[k - 1] else "not fitted",
+            f"{calibration.temperatures[k - 1]:.2f}"
+            if calibration.is_fitted[k - 1]
+            else "not fitted",
             f"{calibration.biases[k - 1]:+.2f}" if calibration.is_fitted[k - 1] else "not fitted",
         )
         for k, (before, after) in enumerate(pairs, 1)
     ]
     rows = tuple(
         (
-            name, temperature, bias, f"{before.ece:.4f}", f"{after.ece:.4f}", f"{after.ece_floor:.4f}",
-            f"{before.brier:.4f}", f"{after.brier:.4f}", _number(before.auc), _number(after.auc),
+            name,
+            temperature,
+            bias,
+            f"{before.ece:.4f}",
+            f"{after.ece:.4f}",
+            f"{after.ece_floor:.4f}",
+            f"{before.brier:.4f}",
+            f"{after.brier:.4f}",
+            _number(before.auc),
+            _number(after.auc),
         )
         for name, before, after, temperature, bias in named
-    )  # fmt: skip
+    )
     folds = calibration.num_folds
-    told = f"each scored by a fit on other conversations ({folds} folds)" if folds else "too few to fit anything"
+    told = (
+        f"each scored by a fit on other conversations ({folds} folds)"
+        if folds
+        else "too few to fit anything"
+    )
     note = (
-        f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} held-out conversations, {told}. Event:"
+        f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} held-out "
+        f"conversations, {told}. Event:"
         f" {calibration.event}. Noise alone is the ECE to expect of right scores on as many blocks."
     )
-    columns = ("survival of", "temperature", "bias", "ECE", "after", "noise alone", "Brier", "after", "AUC", "after")
+    columns = (
+        "survival of",
+        "temperature",
+        "bias",
+        "ECE",
+        "after",
+        "noise alone",
+        "Brier",
+        "after",
+        "AUC",
+        "after",
+    )
     return Table("Confidence head", columns, rows, note=note, plots=("reliability",))
 
 
 def _changes(changes: tuple[TargetChangeReport, ...]) -> Iterator[Table]:
     for index, change in enumerate(changes):
-        arms = (("old drafter", change.old_drafter), ("new drafter", change.new_drafter), ("no draft", change.no_draft))
-        levels = sorted({level for _, arm in arms if arm is not None for level in arm.output_tokens_per_s})
+        arms = (
+            ("old drafter", change.old_drafter),
+            ("new drafter", change.new_drafter),
+            ("no draft", change.no_draft),
+        )
+        levels = sorted(
+            {level for _, arm in arms if arm is not None for level in arm.output_tokens_per_s}
+        )
         rows = tuple((name, *_change_cells(arm, levels)) for name, arm in arms)
         note = f"{', '.join(change.kinds)} changed, {change.outcome}, in {duration(change.total_s)}"
-        note += f" (detected after {duration(change.detected_s)}). " if change.detected_s is not None else ". "
+        note += (
+            f" (detected after {duration(change.detected_s)}). "
+            if change.detected_s is not None
+            else ". "
+        )
         if change.released_acceptance_length is not None:
-            note += f"The champion's acceptance length on the old target: {change.released_acceptance_length:.3f}. "
+            note += (
+                "The champion's acceptance length on the old target: "
+                f"{change.released_acceptance_length:.3f}. "
+            )
         yield Table(
             f"Target change: {change.name}: {change.action}",
             ("on the new target", "acceptance length", *(f"tok/s at {level}" for level in levels)),
@@ -356,12 +476,18 @@ def _change_cells(arm: ArmFigures | None, levels: list[int]) -> list[str]:
     if arm is None:
         return ["-"] * (1 + len(levels))
     rates = [arm.output_tokens_per_s.get(level) for level in levels]
-    return [_with_interval(arm.acceptance_length, arm.acceptance_interval), *(_number(rate, 0) for rate in rates)]
+    return [
+        _with_interval(arm.acceptance_length, arm.acceptance_interval),
+        *(_number(rate, 0) for rate in rates),
+    ]
 
 
 def schedule_text(schedule: tuple[tuple[int, int, int], ...]) -> str:
     """A schedule for people: '1-4: 4, 5-64: 0'."""
-    return ", ".join(f"{low}-{high}: {num_tokens}" for low, high, num_tokens in schedule) or "always the same"
+    return (
+        ", ".join(f"{low}-{high}: {num_tokens}" for low, high, num_tokens in schedule)
+        or "always the same"
+    )
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,8 @@
-"""Serves the deployments of prefect.yaml: registers them with the Prefect server, then becomes a process worker.
+"""Serves the deployments of prefect.yaml: registers them with the Prefect server, then becomes a
+process worker.
 
-Prefect is used through its command line only, in processes of their own: components never import it.
+Prefect is used through its command line only, in processes of their own: components never import
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ PREFECT_FILE_VARIABLE = "DSPARK_PREFECT_FILE"
 
 
 def prefect_file() -> Path:
-    """The file of deployments: the one that DSPARK_PREFECT_FILE names, else the repository's prefect.yaml."""
+    """The file of deployments: the one that DSPARK_PREFECT_FILE names, else the repository's
+    prefect.yaml.
+    """
     return REPO_DIR / os.environ.get(PREFECT_FILE_VARIABLE, "prefect.yaml")
 
 
@@ -39,7 +43,9 @@ def wait_for_server(api_url: str, *, timeout_s: float) -> None:
         except httpx.HTTPError:  # not listening yet; the deadline bounds the wait
             pass
         time.sleep(0.5)
-    raise ServiceError("the Prefect server does not answer", got=f"nothing at {api_url} for {timeout_s:.0f} s")
+    raise ServiceError(
+        "the Prefect server does not answer", got=f"nothing at {api_url} for {timeout_s:.0f} s"
+    )
 
 
 def run_prefect(*arguments: str) -> None:
@@ -48,9 +54,13 @@ def run_prefect(*arguments: str) -> None:
     Raises:
         ServiceError: it exited with another status than 0.
     """
-    code = subprocess.run([sys.executable, "-m", "prefect", "--no-prompt", *arguments], cwd=REPO_DIR).returncode
+    code = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", *arguments], cwd=REPO_DIR
+    ).returncode
     if code != 0:
-        raise ServiceError(f"prefect {' '.join(arguments)} failed", got=f"status {code}", expected="status 0")
+        raise ServiceError(
+            f"prefect {' '.join(arguments)} failed", got=f"status {code}", expected="status 0"
+        )
 
 
 def main() -> None:
@@ -58,7 +68,17 @@ def main() -> None:
     wait_for_server(os.environ["PREFECT_API_URL"], timeout_s=load_settings().startup_timeout_s)
     run_prefect("work-pool", "create", WORK_POOL, "--type", "process", "--overwrite")
     run_prefect("deploy", "--all", "--prefect-file", str(prefect_file()))
-    worker = [sys.executable, "-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--type", "process"]
+    worker = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "worker",
+        "start",
+        "--pool",
+        WORK_POOL,
+        "--type",
+        "process",
+    ]
     os.chdir(REPO_DIR)
     os.execv(sys.executable, [*worker, "--name", "local"])
 

@@ -24,9 +24,14 @@ def main() -> None:
         num_killed = stop_run(state.run_id, supervisor=state.supervisor)
         left = run_processes(state.run_id)
         if left:
-            raise ServiceError("processes outlived SIGKILL", got=", ".join(f"pid {process.pid}" for process in left))
+            raise ServiceError(
+                "processes outlived SIGKILL",
+                got=", ".join(f"pid {process.pid}" for process in left),
+            )
         path.unlink()
-    print("services are down" + (f" ({num_killed} processes had to be killed)" if num_killed else ""))
+    print(
+        "services are down" + (f" ({num_killed} processes had to be killed)" if num_killed else "")
+    )
 
 
 if __name__ == "__main__":

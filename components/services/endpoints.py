@@ -1,4 +1,6 @@
-"""Where the services are: the file that `make up` writes, and the record that everything else reads."""
+"""Where the services are: the file that `make up` writes, and the record that everything else
+reads.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +39,25 @@ class ServicesState(Record):
 
     settings: ServicesSettings = Field(description="as resolved: no port is 0")
     endpoints: Endpoints
-    run_id: str = Field(description="value of DSPARK_SERVICES_RUN in the environment of every process of this run")
+    run_id: str = Field(
+        description="value of DSPARK_SERVICES_RUN in the environment of every process of this run"
+    )
     supervisor: ProcessIdentity | None = Field(
         default=None, description="None where something else (containers) supervises"
     )
 
 
 def load_settings() -> ServicesSettings:
-    """Service settings in force: the file that DSPARK_SERVICES names, else `configs/services.yaml`."""
+    """Service settings in force: the file that DSPARK_SERVICES names, else
+    `configs/services.yaml`.
+    """
     return load_services(os.environ.get(SETTINGS_VARIABLE))
 
 
 def resolve_state_dir(state_dir: str | Path | None = None) -> Path:
-    """Absolute state folder: the argument, else DSPARK_STATE_DIR, else the settings; relative to the repository."""
+    """Absolute state folder: the argument, else DSPARK_STATE_DIR, else the settings; relative to
+    the repository.
+    """
     chosen = state_dir or os.environ.get(STATE_DIR_VARIABLE) or load_settings().state_dir
     return (REPO_DIR / Path(chosen).expanduser()).resolve()
 
@@ -103,11 +111,15 @@ def load_endpoints(state_dir: str | Path | None = None) -> Endpoints:
             "the services' state cannot be read", got=error, fix="Run make down, then make up."
         ) from None
     if state is None:
-        raise ServiceError("services are not up", expected=f"{STATE_FILE} of running services", fix="Run make up.")
+        raise ServiceError(
+            "services are not up", expected=f"{STATE_FILE} of running services", fix="Run make up."
+        )
     return state.endpoints
 
 
 def service_pids(state_dir: str | Path | None = None) -> list[int]:
-    """Pid of the supervisor, whose tree holds all services and what the worker runs; empty when nothing is up."""
+    """Pid of the supervisor, whose tree holds all services and what the worker runs; empty when
+    nothing is up.
+    """
     state = read_state(resolve_state_dir(state_dir))
     return [state.supervisor.pid] if state is not None and state.supervisor is not None else []

@@ -1,7 +1,9 @@
-"""Run a deployment and show its logs while it runs: `python -m components.services.follow 'flow-name/deployment'`.
+"""Run a deployment and show its logs while it runs:
+`python -m components.services.follow 'flow-name/deployment'`.
 
-Speaks Prefect's REST API, for components never import Prefect. Exit status 0 when the run ends in COMPLETED, 1
-otherwise. Ctrl-C cancels the run and waits until it has ended, so that nothing goes on unwatched.
+Speaks Prefect's REST API, for components never import Prefect. Exit status 0 when the run ends in
+COMPLETED, 1 otherwise. Ctrl-C cancels the run and waits until it has ended, so that nothing goes on
+unwatched.
 """
 
 from __future__ import annotations
@@ -38,17 +40,22 @@ class PrefectApi:
 
     Args:
         url: ends in /api.
-        patience_s: how long a server that is away or busy is asked again. On SQLite, Prefect answers 503 when two
-            writers meet, and its own client asks again as well; a server that died is back within half a minute.
+        patience_s: how long a server that is away or busy is asked again. On SQLite, Prefect
+            answers 503 when two writers meet, and its own client asks again as well; a server that
+            died is back within half a minute.
         transport: for tests; None uses the network.
     """
 
-    def __init__(self, url: str, *, patience_s: float = 45.0, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self, url: str, *, patience_s: float = 45.0, transport: httpx.BaseTransport | None = None
+    ) -> None:
         self._patience_s = patience_s
         self._client = httpx.Client(base_url=url, timeout=30, transport=transport)
         self._flow_names: dict[str, str] = {}
 
-    def create_run(self, deployment: str, *, parameters: dict[str, Any], name: str | None = None) -> dict[str, Any]:
+    def create_run(
+        self, deployment: str, *, parameters: dict[str, Any], name: str | None = None
+    ) -> dict[str, Any]:
         """Schedule a run of 'flow-name/deployment-name' now; returns the flow run.
 
         Args:
@@ -60,19 +67,27 @@ class PrefectApi:
             ConfigError: a parameter the flow does not have.
             ServiceError: no such deployment, a value its schema refuses, or no server.
         """
-        found = self._call("GET", f"/deployments/name/{deployment}", missing=f"no deployment '{deployment}'")
-        # The server checks types only; an unknown name would crash the run after it has been started.
+        found = self._call(
+            "GET", f"/deployments/name/{deployment}", missing=f"no deployment '{deployment}'"
+        )
+        # The server checks types only; an unknown name would crash the run after it has been
+        # started.
         known = found["parameter_openapi_schema"].get("properties", {})
         if unknown := sorted(parameters.keys() - known.keys()):
-            raise ConfigError(f"{deployment} has no such parameter", got=unknown[0], expected=", ".join(known))
+            raise ConfigError(
+                f"{deployment} has no such parameter", got=unknown[0], expected=", ".join(known)
+            )
         body = {
             "parameters": {**found["parameters"], **parameters},
             "state": {"type": "SCHEDULED"},
-            "idempotency_key": uuid.uuid4().hex,  # a call that is tried again must not start a second run
+            # a call that is tried again must not start a second run
+            "idempotency_key": uuid.uuid4().hex,
         }
         if name is not None:
             body["name"] = name
-        run: dict[str, Any] = self._call("POST", f"/deployments/{found['id']}/create_flow_run", body=body)
+        run: dict[str, Any] = self._call(
+            "POST", f"/deployments/{found['id']}/create_flow_run", body=body
+        )
         return run
 
     def read_run(self, run_id: str) -> dict[str, Any]:
@@ -86,7 +101,9 @@ class PrefectApi:
         family: dict[str, str] = {}
         while generation:
             family.update({run["id"]: self._flow_name(run["flow_id"]) for run in generation})
-            body = {"flow_runs": {"parent_flow_run_id": {"any_": [run["id"] for run in generation]}}}
+            body = {
+                "flow_runs": {"parent_flow_run_id": {"any_": [run["id"] for run in generation]}}
+            }
             children = self._call("POST", "/flow_runs/filter", body=body)
             generation = [child for child in children if child["id"] not in family]
         return family
@@ -103,7 +120,12 @@ class PrefectApi:
             wanted["timestamp"] = {"after_": after}
         records: list[dict[str, Any]] = []
         while True:
-            body = {"logs": wanted, "sort": "TIMESTAMP_ASC", "offset": len(records), "limit": LOG_PAGE}
+            body = {
+                "logs": wanted,
+                "sort": "TIMESTAMP_ASC",
+                "offset": len(records),
+                "limit": LOG_PAGE,
+            }
             page = self._call("POST", "/logs/filter", body=body)
             records.extend(page)
             if len(page) < LOG_PAGE:
@@ -113,10 +135,14 @@ class PrefectApi:
         """Ask the worker to end the run."""
         self._call("POST", f"/flow_runs/{run_id}/set_state", body={"state": {"type": "CANCELLING"}})
 
-    def _call(self, method: str, path: str, *, body: object = None, missing: str | None = None) -> Any:
+    def _call(
+        self, method: str, path: str, *, body: object = None, missing: str | None = None
+    ) -> Any:
         deadline_s = time.monotonic() + self._patience_s
         while True:
-            response = self._request(method, path, body=body, last_try=time.monotonic() >= deadline_s)
+            response = self._request(
+                method, path, body=body, last_try=time.monotonic() >= deadline_s
+            )
             if response is not None:
                 break
             time.sleep(RETRY_EVERY_S)
@@ -124,18 +150,25 @@ class PrefectApi:
             raise ServiceError(missing, fix="prefect deployment ls shows the known ones.")
         if not response.is_success:
             raise ServiceError(
-                "the Prefect server refused a call", got=f"{response.status_code} for {path}: {response.text[:300]}"
+                "the Prefect server refused a call",
+                got=f"{response.status_code} for {path}: {response.text[:300]}",
             )
         return response.json()
 
-    def _request(self, method: str, path: str, *, body: object, last_try: bool) -> httpx.Response | None:
-        """The answer, or None where trying again is worth it: no connection, or a server that is busy just now."""
+    def _request(
+        self, method: str, path: str, *, body: object, last_try: bool
+    ) -> httpx.Response | None:
+        """The answer, or None where trying again is worth it: no connection, or a server that is
+        busy just now.
+        """
         try:
             response = self._client.request(method, path, json=body)
         except httpx.TransportError as error:
             if not last_try:
                 return None
-            raise ServiceError("the Prefect server does not answer", got=error, fix="Run make up.") from None
+            raise ServiceError(
+                "the Prefect server does not answer", got=error, fix="Run make up."
+            ) from None
         return None if response.status_code in BUSY and not last_try else response
 
 
@@ -151,9 +184,12 @@ class LogFollower:
     _last_line_s: float = field(default_factory=time.monotonic)
 
     def poll(self, state: str) -> None:
-        """Print what is new; with nothing new for `PROGRESS_EVERY_S`, print one line with the state."""
+        """Print what is new; with nothing new for `PROGRESS_EVERY_S`, print one line with the
+        state.
+        """
         names = self.api.read_family(self.run_id)
-        # Batches of several processes arrive out of order: look back some seconds and skip what was printed.
+        # Batches of several processes arrive out of order: look back some seconds and skip what was
+        # printed.
         for record in self.api.read_logs(list(names), after=_earlier(self._newest, seconds=15)):
             if record["id"] not in self._seen:
                 self._seen.add(record["id"])
@@ -177,7 +213,8 @@ def _earlier(timestamp: str | None, *, seconds: float) -> str | None:
 def _format(record: dict[str, Any], names: dict[str, str]) -> str:
     clock = datetime.fromisoformat(record["timestamp"]).astimezone().strftime("%H:%M:%S")
     level = LEVELS.get(record["level"], str(record["level"]))
-    # A traceback belongs in the UI, where the record is whole; its first line already names the exception.
+    # A traceback belongs in the UI, where the record is whole; its first line already names the
+    # exception.
     message = record["message"].partition("\nTraceback (most recent call last):")[0]
     return f"{clock} {level:<7} {names[record['flow_run_id']]:<17} {message}"
 
@@ -186,7 +223,8 @@ def follow(api: PrefectApi, run_id: str, *, timeout_s: float) -> dict[str, Any]:
     """Print the run's logs until it has ended; returns its final state (`type`, `message`, ...).
 
     Raises:
-        ServiceError: the run took longer than `timeout_s` (it is cancelled first), or outlived a cancellation.
+        ServiceError: the run took longer than `timeout_s` (it is cancelled first), or outlived a
+            cancellation.
         KeyboardInterrupt: Ctrl-C, after the run has been cancelled and has ended.
     """
     follower = LogFollower(api, run_id)
@@ -197,7 +235,9 @@ def follow(api: PrefectApi, run_id: str, *, timeout_s: float) -> dict[str, Any]:
         _cancel(api, follower)
         if isinstance(interruption, KeyboardInterrupt):
             raise
-        raise ServiceError("the run took too long", got=f"over {timeout_s:.0f} s", fix="It was cancelled.") from None
+        raise ServiceError(
+            "the run took too long", got=f"over {timeout_s:.0f} s", fix="It was cancelled."
+        ) from None
 
 
 def _wait(api: PrefectApi, follower: LogFollower, *, deadline_s: float) -> dict[str, Any]:
@@ -205,7 +245,9 @@ def _wait(api: PrefectApi, follower: LogFollower, *, deadline_s: float) -> dict[
         state: dict[str, Any] = api.read_run(follower.run_id)["state"]
         follower.poll(state["type"])
         if state["type"] in TERMINAL:
-            time.sleep(POLL_S * 2)  # the run's process sends its last batch of log records after its last state
+            time.sleep(
+                POLL_S * 2
+            )  # the run's process sends its last batch of log records after its last state
             follower.poll(state["type"])
             return state
         if time.monotonic() > deadline_s:
@@ -219,7 +261,9 @@ def _cancel(api: PrefectApi, follower: LogFollower) -> None:
         state = _wait(api, follower, deadline_s=time.monotonic() + CANCEL_TIMEOUT_S)
     except TimeoutError:
         raise ServiceError(
-            "the run has not ended after it was cancelled", got=f"{CANCEL_TIMEOUT_S:.0f} s", fix="Run make down."
+            "the run has not ended after it was cancelled",
+            got=f"{CANCEL_TIMEOUT_S:.0f} s",
+            fix="Run make down.",
         ) from None
     print(f"the run ended: {state['type']}", flush=True)
 
@@ -242,18 +286,27 @@ def main(arguments: list[str] | None = None) -> int:
     """Create a run, follow it, and turn its final state into an exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("deployment", help="'flow-name/deployment-name'")
-    parser.add_argument("--parameters", default="{}", help="JSON object, merged over the deployment's own")
+    parser.add_argument(
+        "--parameters", default="{}", help="JSON object, merged over the deployment's own"
+    )
     parser.add_argument("--run-name", help="of the run; without it the server makes one up")
-    parser.add_argument("--timeout-s", type=float, default=7200.0, help="the run is cancelled after that long")
+    parser.add_argument(
+        "--timeout-s", type=float, default=7200.0, help="the run is cancelled after that long"
+    )
     options = parser.parse_args(arguments)
     parameters = _parse_parameters(options.parameters)
-    signal.signal(signal.SIGTERM, _interrupt)  # make sends SIGTERM to its child when it is interrupted itself
+    signal.signal(
+        signal.SIGTERM, _interrupt
+    )  # make sends SIGTERM to its child when it is interrupted itself
     api = PrefectApi(load_endpoints().prefect_api_url)
     run = api.create_run(options.deployment, parameters=parameters, name=options.run_name)
     print(f"run {run['name']} of {options.deployment}", flush=True)
     state = follow(api, run["id"], timeout_s=options.timeout_s)
     completed = state["type"] == "COMPLETED"
-    print(f"run {run['name']}: {state['type']}" + ("" if completed else f": {state['message']}"), flush=True)
+    print(
+        f"run {run['name']}: {state['type']}" + ("" if completed else f": {state['message']}"),
+        flush=True,
+    )
     return 0 if completed else 1
 
 

@@ -1,8 +1,9 @@
 """The configuration of HAProxy, the splitter of traffic between two engines.
 
-One backend, `engines`, with two slots, `candidate` and `baseline`. Both start in maintenance with a placeholder
-address: who serves is decided at runtime over the admin socket (`set server engines/candidate addr ... port ...`,
-`state ready|maint`, `weight 0..256`), never by a reload, so a rollout step drops no request.
+One backend, `engines`, with two slots, `candidate` and `baseline`. Both start in maintenance with a
+placeholder address: who serves is decided at runtime over the admin socket
+(`set server engines/candidate addr ... port ...`, `state ready|maint`, `weight 0..256`), never by a
+reload, so a rollout step drops no request.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ ARM_HEADER = "X-Arm"
 MAX_SOCKET_PATH_LENGTH = 107
 """Bytes; sun_path of a Unix socket address on Linux holds 108 with its terminator."""
 
-# Round robin is HAProxy's smooth weighted one: over any 100 requests, weights 1 and 99 give 1 and 99. `fullconn` and
-# `maxconn` of the servers stay unset, for a queue in the splitter would hide the engines' own queueing from the judge.
-# `http-reuse safe` shares idle engine connections and never sends a client's first request over one that may close.
-# Redispatch lets a request whose server refused the connection, or closed it without a byte of answer (an engine that
-# was killed), go to the other arm instead of failing: generating again is harmless. A request can only be sent again
+INIT_ADDR = "none,last,libc,none"
+"""Servers start without an address that means anything; none of these ways may stop HAProxy."""
+
+# Round robin is HAProxy's smooth weighted one: over any 100 requests, weights 1 and 99 give 1 and
+# 99. `fullconn` and `maxconn` of the servers stay unset, for a queue in the splitter would hide the
+# engines' own queueing from the judge. `http-reuse safe` shares idle engine connections and never
+# sends a client's first request over one that may close. Redispatch lets a request whose server
+# refused the connection, or closed it without a byte of answer (an engine that was killed), go to
+# the other arm instead of failing: generating again is harmless. A request can only be sent again
 # while it fits the buffer, so that holds a prompt of some 60 KB.
 _TEMPLATE = """\
 global
@@ -58,7 +63,7 @@ backend {backend}
     http-check send meth GET uri /health
     http-check expect status 200
     http-response set-header {arm_header} %s
-    default-server check inter 2s fastinter 500ms downinter 1s rise 1 fall 3 init-addr none,last,libc,none
+    default-server check inter 2s fastinter 500ms downinter 1s rise 1 fall 3 init-addr {init_addr}
     server {candidate} 127.0.0.1:1 weight 0 disabled
     server {baseline} 127.0.0.1:1 weight 100 disabled
 
@@ -89,4 +94,5 @@ def render_haproxy_config(services: ServicesSettings, *, socket_path: Path | str
         candidate=CANDIDATE,
         baseline=BASELINE,
         arm_header=ARM_HEADER,
+        init_addr=INIT_ADDR,
     )

@@ -73,7 +73,9 @@ def _deployments(endpoints: Endpoints, prefect_file: Path) -> str | None:
         found = httpx.post(f"{api}/deployments/count", json={}, timeout=TIMEOUT_S)
         if found.status_code != httpx.codes.OK or found.json() < expected:
             return f"{found.json() if found.is_success else 0} of {expected} deployed"
-        workers = httpx.post(f"{api}/work_pools/{WORK_POOL}/workers/filter", json={}, timeout=TIMEOUT_S)
+        workers = httpx.post(
+            f"{api}/work_pools/{WORK_POOL}/workers/filter", json={}, timeout=TIMEOUT_S
+        )
     except httpx.HTTPError as error:
         return f"no answer ({type(error).__name__})"
     online = workers.is_success and any(worker["status"] == "ONLINE" for worker in workers.json())

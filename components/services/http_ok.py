@@ -1,4 +1,6 @@
-"""Exit status 0 when a URL answers 200: the health check of the containers, which need no curl then."""
+"""Exit status 0 when a URL answers 200: the health check of the containers, which need no curl
+then.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What must be there before a service starts: folders, HAProxy's configuration, the environment, the state file.
+"""What must be there before a service starts: folders, HAProxy's configuration, the environment,
+the state file.
 
-`python -m components.services.prepare` does this and nothing else. It is for places where something other than
-`make up` supervises the services, such as the containers of docker-compose.yml.
+`python -m components.services.prepare` does this and nothing else. It is for places where something
+other than `make up` supervises the services, such as the containers of docker-compose.yml.
 """
 
 from __future__ import annotations
@@ -41,9 +42,13 @@ EXECUTABLES = {
 
 
 def search_path() -> str:
-    """PATH for services: this interpreter's scripts first, and the sbin folders where Debian keeps haproxy."""
+    """PATH for services: this interpreter's scripts first, and the sbin folders where Debian keeps
+    haproxy.
+    """
     scripts = str(Path(sys.executable).parent)
-    return os.pathsep.join([scripts, os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"])
+    return os.pathsep.join(
+        [scripts, os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"]
+    )
 
 
 def check_executables() -> None:
@@ -73,11 +78,17 @@ def prepare_folders(settings: ServicesSettings, *, state_dir: Path) -> None:
         )
     for name in ("run", "logs", "prefect", "mlflow/artifacts"):
         (state_dir / name).mkdir(parents=True, exist_ok=True)
-    write_atomic(state_dir / "run" / "haproxy.cfg", render_haproxy_config(settings, socket_path=socket_path))
+    write_atomic(
+        state_dir / "run" / "haproxy.cfg", render_haproxy_config(settings, socket_path=socket_path)
+    )
 
 
-def service_environment(settings: ServicesSettings, *, state_dir: Path, run_id: str) -> dict[str, str]:
-    """Environment of the supervisor and so of every service and flow run: DSPARK_* for the Procfile, the rest below."""
+def service_environment(
+    settings: ServicesSettings, *, state_dir: Path, run_id: str
+) -> dict[str, str]:
+    """Environment of the supervisor and so of every service and flow run: DSPARK_* for the
+    Procfile, the rest below.
+    """
     endpoints = build_endpoints(settings, state_dir=state_dir)
     ports = {f"DSPARK_{name.upper()}": str(getattr(settings, name)) for name in PORT_FIELDS}
     return {
@@ -100,9 +111,11 @@ def _prefect_environment(api_url: str, *, state_dir: Path) -> dict[str, str]:
         "PREFECT_HOME": str(state_dir / "prefect"),
         "PREFECT_API_URL": api_url,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # The worker asks for work every 10 s by default: half of that, on average, is lost before each run.
+        # The worker asks for work every 10 s by default: half of that, on average, is lost before
+        # each run.
         "PREFECT_WORKER_QUERY_SECONDS": "2",
-        # On SQLite the server answers 503 when two writers meet; its clients ask again, by default only five times.
+        # On SQLite the server answers 503 when two writers meet; its clients ask again, by default
+        # only five times.
         "PREFECT_CLIENT_MAX_RETRIES": "10",
         # What components log (they know nothing of Prefect) appears in the run's log as well.
         "PREFECT_LOGGING_EXTRA_LOGGERS": "components",
@@ -114,17 +127,23 @@ def _mlflow_environment(url: str, *, state_dir: Path) -> dict[str, str]:
     return {
         "MLFLOW_TRACKING_URI": url,
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        # The job runner serves hosted judges and prompt optimisation; unused here, it costs three processes.
+        # The job runner serves hosted judges and prompt optimisation; unused here, it costs three
+        # processes.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        # A webhook receiver on loopback is refused without these, and reading one back fails without the key.
+        # A webhook receiver on loopback is refused without these, and reading one back fails
+        # without the key.
         "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
         "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
-        "MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY": _webhook_key(state_dir / "run" / "mlflow_webhook.key"),
+        "MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY": _webhook_key(
+            state_dir / "run" / "mlflow_webhook.key"
+        ),
     }
 
 
 def _webhook_key(path: Path) -> str:
-    """A Fernet key (32 random bytes, base64), made once and kept beside the database it encrypts for."""
+    """A Fernet key (32 random bytes, base64), made once and kept beside the database it encrypts
+    for.
+    """
     if not path.is_file():
         write_atomic(path, base64.urlsafe_b64encode(secrets.token_bytes(32)))
         path.chmod(0o600)
@@ -134,7 +153,9 @@ def _webhook_key(path: Path) -> str:
 def write_state(
     settings: ServicesSettings, *, state_dir: Path, run_id: str, supervisor: ProcessIdentity | None
 ) -> ServicesState:
-    """Write `<state_dir>/services.json`, which says that services are (about to be) up, and where."""
+    """Write `<state_dir>/services.json`, which says that services are (about to be) up, and
+    where.
+    """
     state = ServicesState(
         settings=settings,
         endpoints=build_endpoints(settings, state_dir=state_dir),
@@ -150,7 +171,9 @@ def main() -> None:
     settings = load_settings()
     unset = [name for name in PORT_FIELDS if getattr(settings, name) == 0]
     if unset:
-        raise ServiceError("only make up can choose free ports", got=f"{unset[0]}: 0", expected="a fixed port")
+        raise ServiceError(
+            "only make up can choose free ports", got=f"{unset[0]}: 0", expected="a fixed port"
+        )
     state_dir = resolve_state_dir()
     prepare_folders(settings, state_dir=state_dir)
     write_state(settings, state_dir=state_dir, run_id=uuid.uuid4().hex, supervisor=None)

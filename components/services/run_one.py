@@ -1,7 +1,8 @@
 """Run one line of the Procfile in the foreground: `python -m components.services.run_one prefect`.
 
-For places where something else supervises (a container per service): the same command and the same environment as
-under `make up`, on the ports of configs/services.yaml. `components.services.prepare` must have run before.
+For places where something else supervises (a container per service): the same command and the same
+environment as under `make up`, on the ports of configs/services.yaml. `components.services.prepare`
+must have run before.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ def main(arguments: list[str]) -> None:
     """
     commands = parse_procfile(PROCFILE.read_text()).processes
     if len(arguments) != 1 or arguments[0] not in commands:
-        raise ConfigError("no such service", got=" ".join(arguments) or None, expected=" | ".join(commands))
+        raise ConfigError(
+            "no such service", got=" ".join(arguments) or None, expected=" | ".join(commands)
+        )
     state_dir = resolve_state_dir()
     state = read_state(state_dir)
     if state is None:
-        raise ServiceError("services are not prepared", fix="Run python -m components.services.prepare first.")
+        raise ServiceError(
+            "services are not prepared", fix="Run python -m components.services.prepare first."
+        )
     environment = service_environment(state.settings, state_dir=state_dir, run_id=state.run_id)
     os.chdir(REPO_DIR)
     os.execve("/bin/sh", ["/bin/sh", "-c", commands[arguments[0]]], environment)

@@ -1,4 +1,6 @@
-"""`make up`: resolve ports, start the supervisor, wait until every service is healthy, say where everything is."""
+"""`make up`: resolve ports, start the supervisor, wait until every service is healthy, say where
+everything is.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,15 @@ from components.services.endpoints import (
 )
 from components.services.health import build_checks, failing_checks
 from components.services.ports import resolve_ports
-from components.services.prepare import check_executables, prepare_folders, service_environment, write_state
+from components.services.prepare import (
+    check_executables,
+    prepare_folders,
+    service_environment,
+    write_state,
+)
 from components.services.supervisor import FAILURE_FILE
 from components.settings import ServicesSettings
-from components.system.processes import stop_run
+from components.system.processes import ProcessIdentity, stop_run
 
 POLL_S = 0.5
 PROGRESS_EVERY_S = 5.0
@@ -36,11 +43,13 @@ NUM_LOG_LINES = 15
 
 
 def start_services(settings: ServicesSettings, *, state_dir: Path) -> ServicesState:
-    """Start all services and return once all are healthy; on any failure everything started is ended again.
+    """Start all services and return once all are healthy; on any failure everything started is
+    ended again.
 
     Raises:
         PortInUseError: a configured port is taken; nothing was started.
-        ServiceError: a program is missing, a service died, or one was not healthy within `startup_timeout_s`.
+        ServiceError: a program is missing, a service died, or one was not healthy within
+            `startup_timeout_s`.
     """
     check_executables()
     settings = resolve_ports(settings)
@@ -61,11 +70,14 @@ def start_services(settings: ServicesSettings, *, state_dir: Path) -> ServicesSt
     return state
 
 
-def wait_healthy(state: ServicesState, *, supervisor: subprocess.Popen[bytes] | None = None) -> None:
+def wait_healthy(
+    state: ServicesState, *, supervisor: subprocess.Popen[bytes] | None = None
+) -> None:
     """Wait until every check passes; a line every few seconds says what is still missing.
 
     Raises:
-        ServiceError: the supervisor ended, or the time is over. The message ends in the culprit's last log lines.
+        ServiceError: the supervisor ended, or the time is over. The message ends in the culprit's
+            last log lines.
     """
     checks = build_checks(state.endpoints, prefect_file=prefect_file())
     started_s = last_line_s = time.monotonic()
@@ -119,9 +131,13 @@ def _rotate_logs(state_dir: Path) -> None:
 
 def _died(endpoints: Endpoints) -> ServiceError:
     path = Path(endpoints.state_dir) / "run" / FAILURE_FILE
-    name, _, code = path.read_text().partition(" ") if path.is_file() else ("supervisor", "", "unknown")
+    name, _, code = (
+        path.read_text().partition(" ") if path.is_file() else ("supervisor", "", "unknown")
+    )
     return ServiceError(
-        f"{name} ended while starting", got=f"status {code.strip()}", fix=_log_excerpt(endpoints, service=name)
+        f"{name} ended while starting",
+        got=f"status {code.strip()}",
+        fix=_log_excerpt(endpoints, service=name),
     )
 
 

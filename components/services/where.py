@@ -1,4 +1,6 @@
-"""Print one address or folder of the running services, for shells: `python -m components.services.where mlflow_url`."""
+"""Print one address or folder of the running services, for shells:
+`python -m components.services.where mlflow_url`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def main(arguments: list[str]) -> None:
     """
     fields = Endpoints.model_fields
     if len(arguments) != 1 or arguments[0] not in fields:
-        raise ConfigError("no such address", got=" ".join(arguments) or None, expected=" | ".join(fields))
+        raise ConfigError(
+            "no such address", got=" ".join(arguments) or None, expected=" | ".join(fields)
+        )
     value = getattr(load_endpoints(), arguments[0])
     print(value.master_address if isinstance(value, StoreEndpoint) else value)
 

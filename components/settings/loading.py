@@ -18,12 +18,14 @@ PRESETS_DIR = CONFIGS_DIR / "presets"
 
 
 def load_recipe(name_or_path: str | Path, *, budget: str | None = None) -> Recipe:
-    """Load `configs/<name>.yaml` (or a path) over its `training.preset`, and the overlay `budgets.<budget>` over both.
+    """Load `configs/<name>.yaml` (or a path) over its `training.preset`, and the overlay
+    `budgets.<budget>` over both.
 
     Number formats that the recipe leaves to the machine (`native`) are those of this one.
 
     Raises:
-        ConfigError: no such recipe or budget, not YAML, an unknown key (the nearest known key is named) or a bad value.
+        ConfigError: no such recipe or budget, not YAML, an unknown key (the nearest known key is
+            named) or a bad value.
     """
     path = _recipe_path(name_or_path)
     raw = _read_yaml(path)
@@ -31,11 +33,17 @@ def load_recipe(name_or_path: str | Path, *, budget: str | None = None) -> Recip
     if budget is not None:
         if budget not in budgets:
             raise ConfigError(
-                f"{path.name} has no budget of that name", got=budget, expected=", ".join(budgets) or "none defined"
+                f"{path.name} has no budget of that name",
+                got=budget,
+                expected=", ".join(budgets) or "none defined",
             )
         raw = _merge(raw, budgets[budget])
-    for overlay in budgets:  # a mistyped key in an unused overlay is an error today, not on the night it is used
-        validate(Recipe, _on_preset(_merge(raw, budgets[overlay])), f"{path.name} (budget {overlay})")
+    for overlay in (
+        budgets
+    ):  # a mistyped key in an unused overlay is an error today, not on the night it is used
+        validate(
+            Recipe, _on_preset(_merge(raw, budgets[overlay])), f"{path.name} (budget {overlay})"
+        )
     return on_this_machine(validate(Recipe, _on_preset(raw), path.name))
 
 
@@ -55,7 +63,9 @@ def _recipe_path(name_or_path: str | Path) -> Path:
         path = CONFIGS_DIR / f"{name_or_path}.yaml"
     if not path.is_file():
         known = sorted(p.stem for p in CONFIGS_DIR.glob("*.yaml") if p.stem != "services")
-        raise ConfigError("no such recipe", got=name_or_path, expected=f"a YAML file or one of {', '.join(known)}")
+        raise ConfigError(
+            "no such recipe", got=name_or_path, expected=f"a YAML file or one of {', '.join(known)}"
+        )
     return path
 
 
@@ -65,7 +75,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError("settings file is missing", got=path) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path.name} is not valid YAML", got=str(error).replace("\n", " ")) from None
+        raise ConfigError(
+            f"{path.name} is not valid YAML", got=str(error).replace("\n", " ")
+        ) from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path.name} must hold a mapping", got=type(raw).__name__)
     return raw
@@ -82,7 +94,9 @@ def _on_preset(raw: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("no such training.preset", got=name, expected=", ".join(known))
     preset = _read_yaml(PRESETS_DIR / f"{name}.yaml")
     if set(preset) - {"drafter", "training"}:
-        raise ConfigError(f"presets/{name}.yaml", got=", ".join(preset), expected="drafter and training")
+        raise ConfigError(
+            f"presets/{name}.yaml", got=", ".join(preset), expected="drafter and training"
+        )
     return _merge(preset, raw)
 
 

@@ -1,8 +1,9 @@
-"""Which number format matrix products take on this machine, where a recipe leaves it to the machine.
+"""Which number format matrix products take on this machine, where a recipe leaves it to the
+machine.
 
-oneDNN, under torch and vLLM, multiplies bfloat16 matrices on x86 from AVX-512 on (BW, DQ and VL), and on Arm with the
-bf16 extension. Elsewhere torch falls back to a loop without any: measured on AVX2, a quarter to an eighth of
-float32's rate (docs/lab-notes.md).
+oneDNN, under torch and vLLM, multiplies bfloat16 matrices on x86 from AVX-512 on (BW, DQ and VL),
+and on Arm with the bf16 extension. Elsewhere torch falls back to a loop without any: measured on
+AVX2, a quarter to an eighth of float32's rate (docs/lab-notes.md).
 """
 
 from __future__ import annotations
@@ -57,5 +58,7 @@ def on_this_machine(recipe: Recipe) -> Recipe:
     if engine.dtype == "native":
         engine = engine.model_copy(update={"dtype": dtype})
     if training.mixed_precision == "native":
-        training = training.model_copy(update={"mixed_precision": "bf16" if dtype == "bfloat16" else "no"})
+        training = training.model_copy(
+            update={"mixed_precision": "bf16" if dtype == "bfloat16" else "no"}
+        )
     return recipe.model_copy(update={"engine": engine, "training": training})

@@ -35,7 +35,8 @@ class Recipe(Settings):
     canary: CanarySettings = CanarySettings()
     watch: WatchSettings = WatchSettings()
     pace: PaceSettings | None = Field(
-        default=None, description="Amounts by what the machine does. None: the recipe's own, whatever they take."
+        default=None,
+        description="Amounts by what the machine does. None: the recipe's own, whatever they take.",
     )
 
     @model_validator(mode="after")
@@ -43,18 +44,30 @@ class Recipe(Settings):
         needed = self.curation.max_prompt_tokens + self.curation.max_answer_tokens
         if needed > self.engine.max_model_len:
             raise ValueError(
-                f"curation.max_prompt_tokens + max_answer_tokens = {needed} exceeds engine.max_model_len"
+                f"curation.max_prompt_tokens + max_answer_tokens = {needed} exceeds "
+                "engine.max_model_len"
                 f" = {self.engine.max_model_len}"
             )
         if (prefix := self.evaluation.warm_prefix) is not None:
             needed = prefix.prefix_tokens + self.evaluation.max_tokens
             if needed >= self.engine.max_model_len:
                 raise ValueError(
-                    f"evaluation.warm_prefix.prefix_tokens + max_tokens = {needed} leaves no place for a"
+                    f"evaluation.warm_prefix.prefix_tokens + max_tokens = {needed} leaves no "
+                    "place for a"
                     f" question in engine.max_model_len = {self.engine.max_model_len}"
                 )
-        if self.gate.min_speedup is not None and self.gate.serving_concurrency not in self.evaluation.speed_concurrency:
-            raise ValueError("gate.min_speedup needs gate.serving_concurrency among evaluation.speed_concurrency")
-        if self.drafter.start == "target_layers" and len(self.drafter.start_layers) != self.drafter.num_layers:
-            raise ValueError("drafter.start_layers must name one target layer per draft layer (num_layers)")
+        if (
+            self.gate.min_speedup is not None
+            and self.gate.serving_concurrency not in self.evaluation.speed_concurrency
+        ):
+            raise ValueError(
+                "gate.min_speedup needs gate.serving_concurrency among evaluation.speed_concurrency"
+            )
+        if (
+            self.drafter.start == "target_layers"
+            and len(self.drafter.start_layers) != self.drafter.num_layers
+        ):
+            raise ValueError(
+                "drafter.start_layers must name one target layer per draft layer (num_layers)"
+            )
         return self

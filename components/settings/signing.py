@@ -13,7 +13,8 @@ MIN_KEY_BYTES = 16
 
 
 def signing_key() -> bytes | None:
-    """The key of `DSPARK_SIGNING_KEY`, or of the file that `DSPARK_SIGNING_KEY_FILE` names; None where neither is set.
+    """The key of `DSPARK_SIGNING_KEY`, or of the file that `DSPARK_SIGNING_KEY_FILE` names; None
+    where neither is set.
 
     Surrounding white space does not count.
 
@@ -22,12 +23,16 @@ def signing_key() -> bytes | None:
     """
     value, name = os.environ.get(KEY_VARIABLE), os.environ.get(KEY_FILE_VARIABLE)
     if value is not None and name is not None:
-        raise ConfigError(f"{KEY_VARIABLE} and {KEY_FILE_VARIABLE} are both set", fix="Keep one of them.")
+        raise ConfigError(
+            f"{KEY_VARIABLE} and {KEY_FILE_VARIABLE} are both set", fix="Keep one of them."
+        )
     if name is not None:
         try:
             value = Path(name).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the signing key in {KEY_FILE_VARIABLE} cannot be read", got=error) from None
+            raise ConfigError(
+                f"the signing key in {KEY_FILE_VARIABLE} cannot be read", got=error
+            ) from None
     if value is None:
         return None
     key = value.strip().encode()

@@ -1,4 +1,6 @@
-"""A mapping checked against its model; what is wrong is told in one line, with the key that was probably meant."""
+"""A mapping checked against its model; what is wrong is told in one line, with the key that was
+probably meant.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,28 @@ from components.settings.sections.training import TrainingSettings
 from components.settings.sections.watch import WatchSettings
 
 SECTIONS: tuple[type[Settings], ...] = (
-    TargetSettings, EngineSettings, SourceSettings, CurationSettings, StreamSettings, DrafterSettings,
-    TrainingSettings, EvaluationSettings, SliceSettings, WarmPrefixSettings, GateSettings,
-    CanarySettings, WatchSettings,
-)  # fmt: skip
+    TargetSettings,
+    EngineSettings,
+    SourceSettings,
+    CurationSettings,
+    StreamSettings,
+    DrafterSettings,
+    TrainingSettings,
+    EvaluationSettings,
+    SliceSettings,
+    WarmPrefixSettings,
+    GateSettings,
+    CanarySettings,
+    WatchSettings,
+)
 
 
 def validate(model: type[SettingsT], raw: dict[str, Any], where: str) -> SettingsT:
     """`raw` as `model`; `where` names the file in the message.
 
     Raises:
-        ConfigError: an unknown key (the nearest known key is named) or a bad value; all of them in one message.
+        ConfigError: an unknown key (the nearest known key is named) or a bad value; all of them in
+            one message.
     """
     try:
         return model.model_validate(raw)
@@ -45,8 +58,12 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
     for item in error.errors():
         location = ".".join(str(part) for part in item["loc"]) or "recipe"
         if item["type"] == "extra_forbidden":
-            near = get_close_matches(str(item["loc"][-1]), _known_keys(model, item["loc"][:-1]), n=1)
-            lines.append(f"unknown key {location}" + (f" (did you mean '{near[0]}'?)" if near else ""))
+            near = get_close_matches(
+                str(item["loc"][-1]), _known_keys(model, item["loc"][:-1]), n=1
+            )
+            lines.append(
+                f"unknown key {location}" + (f" (did you mean '{near[0]}'?)" if near else "")
+            )
         else:
             lines.append(f"{location}: {item['msg']}")
     return "; ".join(lines)

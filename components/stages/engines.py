@@ -1,4 +1,6 @@
-"""vLLM engines of one run by what they serve, started when first asked for and shared until the run ends."""
+"""vLLM engines of one run by what they serve, started when first asked for and shared until the run
+ends.
+"""
 
 from __future__ import annotations
 
@@ -53,30 +55,47 @@ def plain_engine(host: EngineHost, target: TargetRef) -> Engine:
 
 
 def drafting_engine(
-    host: EngineHost, target: TargetRef, checkpoint: CheckpointRef, *, name: str, allow_unbound: bool = False
+    host: EngineHost,
+    target: TargetRef,
+    checkpoint: CheckpointRef,
+    *,
+    name: str,
+    allow_unbound: bool = False,
 ) -> Engine:
     """Start (or find) the engine that serves the target with the drafter of `checkpoint`."""
 
     def make_spec(port: int) -> EngineSpec:
-        # Sampled requests need drafts from the distributions; those at temperature 0 are drafted by argmax either way.
+        # Sampled requests need drafts from the distributions; those at temperature 0 are drafted by
+        # argmax either way.
         is_sampled = max(host.recipe.evaluation.temperatures) > 0
         sample_method: DraftSampleMethod = "probabilistic" if is_sampled else "greedy"
-        return _spec(host, target, name=name, port=port, checkpoint=checkpoint, draft_sample_method=sample_method)
+        return _spec(
+            host,
+            target,
+            name=name,
+            port=port,
+            checkpoint=checkpoint,
+            draft_sample_method=sample_method,
+        )
 
     key = _drafting_key(target, checkpoint)
-    return host.engines.start(key, make_spec, fingerprint=target.fingerprint, allow_unbound=allow_unbound)
+    return host.engines.start(
+        key, make_spec, fingerprint=target.fingerprint, allow_unbound=allow_unbound
+    )
 
 
 def released_key(release: Release) -> str:
     """Key of the engine that serves a release as production does."""
-    return f"released/{_drafting_key(release.target, release.checkpoint)}/{release.speculative_schedule}"
+    drafting = _drafting_key(release.target, release.checkpoint)
+    return f"released/{drafting}/{release.speculative_schedule}"
 
 
 def released_engine(host: EngineHost, release: Release) -> Engine:
     """Start (or find) the engine that serves a release the way it will be in production.
 
-    With its speculative schedule, and drafting from the distributions, since clients choose the temperature: greedy
-    drafts would be rejected for no reason above 0, and requests at 0 are drafted by argmax either way.
+    With its speculative schedule, and drafting from the distributions, since clients choose the
+    temperature: greedy drafts would be rejected for no reason above 0, and requests at 0 are
+    drafted by argmax either way.
     """
 
     def make_spec(port: int) -> EngineSpec:
@@ -90,11 +109,16 @@ def released_engine(host: EngineHost, release: Release) -> Engine:
             draft_sample_method="probabilistic",
         )
 
-    return host.engines.start(released_key(release), make_spec, fingerprint=release.target.fingerprint)
+    return host.engines.start(
+        released_key(release), make_spec, fingerprint=release.target.fingerprint
+    )
 
 
 def scheduled_engine(
-    host: EngineHost, target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]
+    host: EngineHost,
+    target: TargetRef,
+    checkpoint: CheckpointRef,
+    schedule: tuple[tuple[int, int, int], ...],
 ) -> Engine:
     """Start the engine that serves the drafter with a schedule, as a release of it would be."""
 
@@ -109,11 +133,16 @@ def scheduled_engine(
             draft_sample_method="probabilistic",
         )
 
-    return host.engines.start(_scheduled_key(target, checkpoint, schedule), make_spec, fingerprint=target.fingerprint)
+    return host.engines.start(
+        _scheduled_key(target, checkpoint, schedule), make_spec, fingerprint=target.fingerprint
+    )
 
 
 def stop_scheduled_engine(
-    host: EngineHost, target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]
+    host: EngineHost,
+    target: TargetRef,
+    checkpoint: CheckpointRef,
+    schedule: tuple[tuple[int, int, int], ...],
 ) -> None:
     """Stop the engine `scheduled_engine` started."""
     host.engines.stop(_scheduled_key(target, checkpoint, schedule))
@@ -143,7 +172,9 @@ def extraction_key(target: TargetRef, stream_run_id: str) -> str:
     return f"extract/{target.fingerprint.digest}/{stream_run_id}"
 
 
-def extraction_engine(host: StreamHost, target: TargetRef, *, stream_run_id: str, num_hidden_layers: int) -> Engine:
+def extraction_engine(
+    host: StreamHost, target: TargetRef, *, stream_run_id: str, num_hidden_layers: int
+) -> Engine:
     """Start the engine that puts hidden states into the store under `stream_run_id`."""
     args, environment = extraction_args(
         settings=host.recipe.stream,
@@ -155,16 +186,24 @@ def extraction_engine(host: StreamHost, target: TargetRef, *, stream_run_id: str
     )
 
     def make_spec(port: int) -> EngineSpec:
-        return _spec(host, target, name="extract", port=port, extra_args=tuple(args), extra_env=environment)
+        return _spec(
+            host, target, name="extract", port=port, extra_args=tuple(args), extra_env=environment
+        )
 
-    return host.engines.start(extraction_key(target, stream_run_id), make_spec, fingerprint=target.fingerprint)
+    return host.engines.start(
+        extraction_key(target, stream_run_id), make_spec, fingerprint=target.fingerprint
+    )
 
 
 def _rival_key(target: TargetRef, rival: Rival) -> str:
-    return f"rival/{target.fingerprint.digest}/{rival.method}/{rival.num_draft_tokens}/{rival.lookup}"
+    return (
+        f"rival/{target.fingerprint.digest}/{rival.method}/{rival.num_draft_tokens}/{rival.lookup}"
+    )
 
 
-def _scheduled_key(target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]) -> str:
+def _scheduled_key(
+    target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]
+) -> str:
     return f"scheduled/{_drafting_key(target, checkpoint)}/{schedule}"
 
 

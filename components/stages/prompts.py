@@ -75,7 +75,9 @@ def load_prompts(
         else:
             prompts = builtin_prompts(name, one)
         chosen += with_variants(prompts, template_variants)
-    return tuple(replace(prompt, language=_language(prompt.user_text)) for prompt in ordered(chosen))
+    return tuple(
+        replace(prompt, language=_language(prompt.user_text)) for prompt in ordered(chosen)
+    )
 
 
 def prompts_of(recipe: Recipe) -> tuple[Prompt, ...]:
@@ -101,7 +103,9 @@ def rows_set_aside(settings: EvaluationSettings) -> dict[str, dict[str, int]]:
     Raises:
         EvaluationError: as `load_prompts`.
     """
-    return {name: dict(read_slice(name, one).set_aside) for name, one in settings.own_slices.items()}
+    return {
+        name: dict(read_slice(name, one).set_aside) for name, one in settings.own_slices.items()
+    }
 
 
 def read_slice(name: str, settings: SliceSettings) -> OwnSlice:
@@ -119,7 +123,9 @@ def read_slice(name: str, settings: SliceSettings) -> OwnSlice:
         return _read(name, settings, source_state(settings.source(name)))
     except CurationError as error:
         got = error.problem if error.got is None else f"{error.problem}: {error.got}"
-        raise EvaluationError(f"evaluation.slices.{name} cannot be read", got=got, expected=error.expected) from error
+        raise EvaluationError(
+            f"evaluation.slices.{name} cannot be read", got=got, expected=error.expected
+        ) from error
 
 
 @lru_cache(maxsize=32)

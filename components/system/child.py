@@ -18,15 +18,24 @@ from components.errors import TrainingError
 PARENT_PID_VARIABLE = "DSPARK_TRAINER_PARENT_PID"
 """Of the process that started it: a child that sees it gone ends itself."""
 QUIET = {"LOGURU_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""Its lines go to people: not what speculators notes of files it did not need, nor bars of weights read in a second."""
+"""Its lines go to people: not what speculators notes of files it did not need, nor bars of weights
+read in a second.
+"""
 
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: a step, a state on disk, the stream's keys removed."""
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's variables for a child that ends with it and prints line by line; `extra` on top."""
-    return QUIET | os.environ | {PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"} | dict(extra or {})
+    """This process's variables for a child that ends with it and prints line by line; `extra` on
+    top.
+    """
+    return (
+        QUIET
+        | os.environ
+        | {PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        | dict(extra or {})
+    )
 
 
 def run_process(
@@ -75,7 +84,9 @@ def _follow(
     """Forward lines until the process has closed its output and ended."""
     deadline = time.monotonic() + timeout_s
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    threading.Thread(target=_read_lines, args=(process, lines), name="trainer-output", daemon=True).start()
+    threading.Thread(
+        target=_read_lines, args=(process, lines), name="trainer-output", daemon=True
+    ).start()
     while True:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -92,7 +103,9 @@ def _follow(
     try:
         process.wait(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
-        raise TrainingError(f"{what} closed its output but did not end", got=f"pid {process.pid}") from None
+        raise TrainingError(
+            f"{what} closed its output but did not end", got=f"pid {process.pid}"
+        ) from None
 
 
 def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:
@@ -103,8 +116,12 @@ def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str | N
 
 
 @contextmanager
-def _process_group(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Start `command` in a new session; whatever ends the block, no process of the group is left."""
+def _process_group(
+    command: list[str], environment: dict[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    """Start `command` in a new session; whatever ends the block, no process of the group is
+    left.
+    """
     process = subprocess.Popen(
         command,
         env=environment,
@@ -140,7 +157,9 @@ def _signal_group(process: subprocess.Popen[str], number: signal.Signals) -> Non
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM unwinds the stack, so that the group is ended; only where nobody else handles the signal."""
+    """SIGTERM unwinds the stack, so that the group is ended; only where nobody else handles the
+    signal.
+    """
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

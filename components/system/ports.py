@@ -25,10 +25,14 @@ def is_free(port: int, *, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def free_port(base: int = 0, *, host: str = "127.0.0.1", taken: frozenset[int] = frozenset()) -> int:
-    """The first free port at or above `base`; with base 0, one the kernel chooses. Ports in `taken` are passed over.
+def free_port(
+    base: int = 0, *, host: str = "127.0.0.1", taken: frozenset[int] = frozenset()
+) -> int:
+    """The first free port at or above `base`; with base 0, one the kernel chooses. Ports in `taken`
+    are passed over.
 
-    Nothing reserves the port: start the server at once, and treat a failed bind as a reason to ask again.
+    Nothing reserves the port: start the server at once, and treat a failed bind as a reason to ask
+    again.
 
     Raises:
         ServiceError: no port from `base` up is free.
@@ -38,7 +42,11 @@ def free_port(base: int = 0, *, host: str = "127.0.0.1", taken: frozenset[int] =
     for port in range(base, MAX_PORT + 1):
         if port not in taken and is_free(port, host=host):
             return port
-    raise ServiceError("no free port", got=f"every port from {base} to {MAX_PORT} is taken", expected="one free port")
+    raise ServiceError(
+        "no free port",
+        got=f"every port from {base} to {MAX_PORT} is taken",
+        expected="one free port",
+    )
 
 
 def _ephemeral_port(*, host: str, taken: frozenset[int]) -> int:
@@ -63,7 +71,11 @@ def port_holder(port: int) -> str:
     except psutil.AccessDenied:
         return "a process of another user"
     for connection in connections:
-        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
+        if (
+            connection.status == psutil.CONN_LISTEN
+            and connection.laddr
+            and connection.laddr.port == port
+        ):
             if connection.pid is None:
                 break
             try:

@@ -1,7 +1,8 @@
 """Finding and ending the processes of one `make up`, and no other process.
 
-Every one of them carries DSPARK_SERVICES_RUN=<run id> in its environment, also the engines and trainers that flow
-runs start, and also those whose parent died. The id is random, so a recycled pid can never match.
+Every one of them carries DSPARK_SERVICES_RUN=<run id> in its environment, also the engines and
+trainers that flow runs start, and also those whose parent died. The id is random, so a recycled pid
+can never match.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class ProcessIdentity(Record):
     """A process that cannot be confused with a later one of the same pid."""
 
     pid: int
-    started_at_s: float = Field(description="start time, seconds since the epoch, as the kernel tells it")
+    started_at_s: float = Field(
+        description="start time, seconds since the epoch, as the kernel tells it"
+    )
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
@@ -42,20 +45,29 @@ class ProcessIdentity(Record):
 
 def run_processes(run_id: str) -> list[psutil.Process]:
     """Living processes of a run, but for the one that asks."""
-    return [process for process in psutil.process_iter() if process.pid != os.getpid() and _belongs(process, run_id)]
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.pid != os.getpid() and _belongs(process, run_id)
+    ]
 
 
 def _belongs(process: psutil.Process, run_id: str) -> bool:
     try:
-        return bool(process.environ().get(RUN_VARIABLE) == run_id and process.status() != psutil.STATUS_ZOMBIE)
+        return bool(
+            process.environ().get(RUN_VARIABLE) == run_id
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
     except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess, OSError):
         return False  # another user's process, or one that has just ended: not ours to end
 
 
 def stop_run(run_id: str, *, supervisor: ProcessIdentity | None) -> int:
-    """End a run: SIGTERM to its supervisor, then to what is left, then SIGKILL. Returns how many had to be killed.
+    """End a run: SIGTERM to its supervisor, then to what is left, then SIGKILL. Returns how many
+    had to be killed.
 
-    The supervisor ends its services itself, in their process groups, so it is asked first and given its time.
+    The supervisor ends its services itself, in their process groups, so it is asked first and given
+    its time.
     """
     root = supervisor.find() if supervisor is not None else None
     if root is not None and _belongs(root, run_id):
@@ -78,8 +90,12 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
         return  # ended by itself since it was listed
 
 
-def _wait_until_gone(run_id: str, *, timeout_s: float, at_least_ended: psutil.Process | None = None) -> None:
-    """Wait until no process of the run is left or, with `at_least_ended`, until that one has ended."""
+def _wait_until_gone(
+    run_id: str, *, timeout_s: float, at_least_ended: psutil.Process | None = None
+) -> None:
+    """Wait until no process of the run is left or, with `at_least_ended`, until that one has
+    ended.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if at_least_ended is not None:

@@ -11,12 +11,16 @@ from components.errors import EvaluationError
 from components.settings import WatchSettings
 
 _REASONS = {
-    ChangeKind.TOKENIZER: "the tokenizer changed: draft vocabulary, dataset and anchors no longer mean the same tokens",
-    ChangeKind.WEIGHTS: "the weights changed: the drafter may or may not still match, so measure it first",
+    ChangeKind.TOKENIZER: "the tokenizer changed: draft vocabulary, dataset and anchors no "
+    "longer mean the same tokens",
+    ChangeKind.WEIGHTS: "the weights changed: the drafter may or may not still match, so "
+    "measure it first",
     ChangeKind.QUANTIZATION: (
-        "the quantization changed, and the stored weights with it: it may cost nothing or everything, so measure first"
+        "the quantization changed, and the stored weights with it: it may cost nothing or "
+        "everything, so measure first"
     ),
-    ChangeKind.SERVING: "the serving settings changed: numbers or limits differ, so measure the drafter first",
+    ChangeKind.SERVING: "the serving settings changed: numbers or limits differ, so measure the "
+    "drafter first",
     ChangeKind.NONE: "the target is the one the drafter is bound to",
 }
 
@@ -26,7 +30,9 @@ MIN_PAIRED_PROMPTS = 8
 
 
 class MeasuredPolicy(Record):
-    """What follows from measuring the old drafter on the new target, with the numbers and the rule it used."""
+    """What follows from measuring the old drafter on the new target, with the numbers and the rule
+    it used.
+    """
 
     old_acceptance_length: float = Field(description="of the release, on the target it is bound to")
     new_acceptance_length: float = Field(description="of the same drafter, on the new target")
@@ -39,12 +45,17 @@ class MeasuredPolicy(Record):
 def classify_change(old: TargetFingerprint | None, new: TargetFingerprint) -> TargetChange:
     """Compare the fingerprint a release is bound to (None: no release yet) with the one found now.
 
-    Re-quantizing rewrites every stored weight, so WEIGHTS is only named when the quantization is the same: with both
-    digests changed, nothing short of a measurement can tell whether the underlying weights changed too.
+    Re-quantizing rewrites every stored weight, so WEIGHTS is only named when the quantization is
+    the same: with both digests changed, nothing short of a measurement can tell whether the
+    underlying weights changed too.
     """
     if old is None:
         return TargetChange(
-            old=None, new=new, kinds=(), action=ChangeAction.RETRAIN, reason="no release yet: train the first drafter"
+            old=None,
+            new=new,
+            kinds=(),
+            action=ChangeAction.RETRAIN,
+            reason="no release yet: train the first drafter",
         )
     kinds = _kinds(old, new)
     if ChangeKind.TOKENIZER in kinds:
@@ -53,27 +64,38 @@ def classify_change(old: TargetFingerprint | None, new: TargetFingerprint) -> Ta
         action = ChangeAction.NOTHING
     else:
         action = ChangeAction.REMEASURE
-    return TargetChange(old=old, new=new, kinds=kinds, action=action, reason="; ".join(_REASONS[k] for k in kinds))
+    return TargetChange(
+        old=old, new=new, kinds=kinds, action=action, reason="; ".join(_REASONS[k] for k in kinds)
+    )
 
 
 def policy_after_measurement(
-    *, old_acceptance_length: float, new_acceptance_length: float, num_prompts: int, settings: WatchSettings
+    *,
+    old_acceptance_length: float,
+    new_acceptance_length: float,
+    num_prompts: int,
+    settings: WatchSettings,
 ) -> MeasuredPolicy:
-    """Re-bind when the drafter keeps `rebind_acceptance_share` of its acceptance length, else retrain.
+    """Re-bind when the drafter keeps `rebind_acceptance_share` of its acceptance length, else
+    retrain.
 
-    Both lengths count the bonus token and are measured as served, at equal settings and over the same `num_prompts`
-    prompts. With fewer than `MIN_PAIRED_PROMPTS` of them nothing is known, and a new drafter is the safe answer.
+    Both lengths count the bonus token and are measured as served, at equal settings and over the
+    same `num_prompts` prompts. With fewer than `MIN_PAIRED_PROMPTS` of them nothing is known, and a
+    new drafter is the safe answer.
 
     Raises:
         EvaluationError: a length is below 1 or not a number, so nothing was measured.
     """
     for length in (old_acceptance_length, new_acceptance_length):
         if not math.isfinite(length) or length < 1:
-            raise EvaluationError("this is not an acceptance length", got=length, expected="a number of at least 1")
+            raise EvaluationError(
+                "this is not an acceptance length", got=length, expected="a number of at least 1"
+            )
     share = new_acceptance_length / old_acceptance_length
     threshold = settings.rebind_acceptance_share
     numbers = (
-        f"{new_acceptance_length:.3f} on the new target against {old_acceptance_length:.3f} over the same"
+        f"{new_acceptance_length:.3f} on the new target against {old_acceptance_length:.3f} "
+        "over the same"
         f" {num_prompts} prompts: {share:.1%} kept"
     )
     holds = share >= threshold and num_prompts >= MIN_PAIRED_PROMPTS

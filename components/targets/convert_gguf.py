@@ -1,4 +1,5 @@
-"""GGUF (Llama family, byte-level BPE) -> a Hugging Face folder: bf16 safetensors, tokenizer, chat template.
+"""GGUF (Llama family, byte-level BPE) -> a Hugging Face folder: bf16 safetensors, tokenizer, chat
+template.
 
 Shapes: GGUF lists dimensions fastest first, so a matrix `[in, out]` there is `[out, in]` here.
 llama.cpp stores q and k with each head's rotary halves interleaved; `_unpermute` undoes it.
@@ -35,7 +36,8 @@ _OUTER_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-# The split patterns llama.cpp names in `tokenizer.ggml.pre`. None: the GPT-2 pattern of the byte-level step itself.
+# The split patterns llama.cpp names in `tokenizer.ggml.pre`. None: the GPT-2 pattern of the
+# byte-level step itself.
 _SPLIT_PATTERNS = {
     "gpt-2": None,
     "smollm": None,
@@ -50,11 +52,12 @@ _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp token types that never come out of a
 def convert_gguf(gguf_path: Path, destination: Path, *, progress: Progress | None = None) -> Path:
     """Write the GGUF model `gguf_path` as a Hugging Face folder that vLLM and transformers load.
 
-    Quantized tensors are dequantized to float32 and rounded to bfloat16. `destination` must not hold other files;
-    it is filled in place, so hand in a temporary folder and rename it.
+    Quantized tensors are dequantized to float32 and rounded to bfloat16. `destination` must not
+    hold other files; it is filled in place, so hand in a temporary folder and rename it.
 
     Raises:
-        TargetError: not a GGUF file, an architecture or tokenizer that is not known here, or no chat template.
+        TargetError: not a GGUF file, an architecture or tokenizer that is not known here, or no
+            chat template.
     """
     destination = Path(destination)
     try:
@@ -67,9 +70,15 @@ def convert_gguf(gguf_path: Path, destination: Path, *, progress: Progress | Non
     tokenizer = _tokenizer(metadata)
     template = _value(metadata, "tokenizer.chat_template", missing_ok=True)
     if not template:
-        raise TargetError(f"{Path(gguf_path).name} has no chat template", fix="Use a chat (instruct) model.")
+        raise TargetError(
+            f"{Path(gguf_path).name} has no chat template", fix="Use a chat (instruct) model."
+        )
     destination.mkdir(parents=True, exist_ok=True)
-    save_file(_tensors(reader, config, progress), destination / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        _tensors(reader, config, progress),
+        destination / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     _write_json(destination / "config.json", config)
     _write_json(destination / "generation_config.json", _generation_config(config))
     tokenizer.save(str(destination / "tokenizer.json"))
@@ -96,7 +105,10 @@ def _config(metadata: dict[str, Any], *, tied: bool) -> dict[str, Any]:
             fix="Name the model's safetensors instead (target.source: huggingface or local).",
         )
     if "llama.expert_count" in metadata or "llama.rope.scaling.type" in metadata:
-        raise TargetError("this Llama variant cannot be converted", got="experts or rotary scaling in the GGUF file")
+        raise TargetError(
+            "this Llama variant cannot be converted",
+            got="experts or rotary scaling in the GGUF file",
+        )
     num_heads = _value(metadata, "llama.attention.head_count")
     hidden_size = _value(metadata, "llama.embedding_length")
     return {
@@ -105,7 +117,8 @@ def _config(metadata: dict[str, Any], *, tied: bool) -> dict[str, Any]:
         "bos_token_id": _value(metadata, "tokenizer.ggml.bos_token_id"),
         "dtype": "bfloat16",
         "eos_token_id": _value(metadata, "tokenizer.ggml.eos_token_id"),
-        "head_dim": _value(metadata, "llama.rope.dimension_count", missing_ok=True) or hidden_size // num_heads,
+        "head_dim": _value(metadata, "llama.rope.dimension_count", missing_ok=True)
+        or hidden_size // num_heads,
         "hidden_act": "silu",
         "hidden_size": hidden_size,
         "intermediate_size": _value(metadata, "llama.feed_forward_length"),
@@ -114,11 +127,14 @@ def _config(metadata: dict[str, Any], *, tied: bool) -> dict[str, Any]:
         "model_type": "llama",
         "num_attention_heads": num_heads,
         "num_hidden_layers": _value(metadata, "llama.block_count"),
-        "num_key_value_heads": _value(metadata, "llama.attention.head_count_kv", missing_ok=True) or num_heads,
+        "num_key_value_heads": _value(metadata, "llama.attention.head_count_kv", missing_ok=True)
+        or num_heads,
         "pad_token_id": _value(metadata, "tokenizer.ggml.padding_token_id", missing_ok=True),
         "rms_norm_eps": _short_float(_value(metadata, "llama.attention.layer_norm_rms_epsilon")),
         "rope_parameters": {
-            "rope_theta": _short_float(_value(metadata, "llama.rope.freq_base", missing_ok=True) or 10000.0),
+            "rope_theta": _short_float(
+                _value(metadata, "llama.rope.freq_base", missing_ok=True) or 10000.0
+            ),
             "rope_type": "default",
         },
         "tie_word_embeddings": tied,
@@ -136,13 +152,17 @@ def _generation_config(config: dict[str, Any]) -> dict[str, Any]:
     return {key: config[key] for key in keys if config[key] is not None}
 
 
-def _tensors(reader: Any, config: dict[str, Any], progress: Progress | None) -> dict[str, torch.Tensor]:
+def _tensors(
+    reader: Any, config: dict[str, Any], progress: Progress | None
+) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for index, tensor in enumerate(reader.tensors):
         name = _hugging_face_name(tensor.name)
         if name is None:
             continue
-        weight = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+        weight = torch.from_numpy(
+            np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        )
         weight = weight.reshape([int(size) for size in reversed(tensor.shape)])
         if name.endswith("q_proj.weight"):
             weight = _unpermute(weight, config["num_attention_heads"])
@@ -153,14 +173,18 @@ def _tensors(reader: Any, config: dict[str, Any], progress: Progress | None) -> 
             progress("convert GGUF tensors", index, len(reader.tensors))
     expected = 2 + 9 * config["num_hidden_layers"] + (not config["tie_word_embeddings"])
     if len(tensors) != expected:
-        raise TargetError("the GGUF file does not hold every tensor", got=len(tensors), expected=expected)
+        raise TargetError(
+            "the GGUF file does not hold every tensor", got=len(tensors), expected=expected
+        )
     return tensors
 
 
 def _hugging_face_name(name: str) -> str | None:
     if name in _OUTER_NAMES:
         return _OUTER_NAMES[name]
-    if name == "rope_freqs.weight":  # derived from the config by every consumer of the converted folder
+    if (
+        name == "rope_freqs.weight"
+    ):  # derived from the config by every consumer of the converted folder
         return None
     block, _, rest = name.removeprefix("blk.").partition(".")
     part = rest.removesuffix(".weight")
@@ -177,7 +201,10 @@ def _unpermute(weight_OI: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
-    kind, pre = _value(metadata, "tokenizer.ggml.model"), _value(metadata, "tokenizer.ggml.pre", missing_ok=True)
+    kind, pre = (
+        _value(metadata, "tokenizer.ggml.model"),
+        _value(metadata, "tokenizer.ggml.pre", missing_ok=True),
+    )
     if kind != "gpt2" or (pre or "gpt-2") not in _SPLIT_PATTERNS:
         raise TargetError(
             "this GGUF tokenizer cannot be converted",
@@ -187,7 +214,9 @@ def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     tokens: list[str] = _value(metadata, "tokenizer.ggml.tokens")
     types: list[int] = _value(metadata, "tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ")) for merge in _value(metadata, "tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    )
     tokenizer.pre_tokenizer = _pre_tokenizer(pre or "gpt-2")
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens(
@@ -203,7 +232,10 @@ def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
 def _pre_tokenizer(pre: str) -> Any:
     if pre == "smollm":  # digits one by one, then GPT-2's pattern
         return pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
         )
     pattern = _SPLIT_PATTERNS[pre]
     if pattern is None:

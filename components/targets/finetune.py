@@ -1,7 +1,8 @@
 """A small, real fine-tune of a target on CPU or GPU: the kind of change a drafter has to follow.
 
-Next-token cross entropy over packed text (rows of `tokens_per_step` tokens), AdamW on the last layers, bf16 autocast
-over float32 master weights, linear warm-up over a tenth of the steps and cosine decay to zero.
+Next-token cross entropy over packed text (rows of `tokens_per_step` tokens), AdamW on the last
+layers, bf16 autocast over float32 master weights, linear warm-up over a tenth of the steps and
+cosine decay to zero.
 """
 
 from __future__ import annotations
@@ -38,24 +39,28 @@ def finetune_target(
     num_layers: int | None = None,
     progress: Progress | None = None,
 ) -> list[float]:
-    """Fine-tune `source` on `texts` (conversations already rendered with its chat template) into folder `destination`.
+    """Fine-tune `source` on `texts` (conversations already rendered with its chat template) into
+    folder `destination`.
 
     Args:
         num_layers: train only the last so many layers and the final norm; None trains everything.
 
     Returns:
-        The loss of each step, nats per token. `destination` keeps the source's tensor names, dtypes and sharding, so
-        that nothing but numbers differs.
+        The loss of each step, nats per token. `destination` keeps the source's tensor names, dtypes
+        and sharding, so that nothing but numbers differs.
 
     Raises:
-        TargetError: `source` is incomplete or quantized, `destination` exists, or the texts are too short for one row.
+        TargetError: `source` is incomplete or quantized, `destination` exists, or the texts are too
+            short for one row.
         TrainingError: the loss is not finite.
     """
     source, destination = Path(source), Path(destination)
     require_absent(destination)
     check_target_folder(source)
     if read_config(source).get("quantization_config"):
-        raise TargetError("a quantized target cannot be fine-tuned", got=source, fix="Fine-tune the original.")
+        raise TargetError(
+            "a quantized target cannot be fine-tuned", got=source, fix="Fine-tune the original."
+        )
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -75,15 +80,21 @@ def finetune_target(
     return losses
 
 
-def _rows(source: Path, texts: Sequence[str], *, tokens_per_step: int, seed: int) -> Iterator[torch.Tensor]:
-    """Endless rows [1, tokens_per_step] of token ids, packed from the texts in a new order each pass."""
+def _rows(
+    source: Path, texts: Sequence[str], *, tokens_per_step: int, seed: int
+) -> Iterator[torch.Tensor]:
+    """Endless rows [1, tokens_per_step] of token ids, packed from the texts in a new order each
+    pass.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source)
     encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     num_tokens = sum(map(len, encoded))
     if num_tokens < tokens_per_step:
-        raise TargetError("too little text to fine-tune on", got=f"{num_tokens} tokens", expected=tokens_per_step)
+        raise TargetError(
+            "too little text to fine-tune on", got=f"{num_tokens} tokens", expected=tokens_per_step
+        )
     return _pack(encoded, tokens_per_step=tokens_per_step, seed=seed)
 
 
@@ -104,7 +115,9 @@ def _trainable(model: Any, num_layers: int | None) -> list[torch.nn.Parameter]:
         return list(model.parameters())
     layers = model.model.layers
     if not 1 <= num_layers <= len(layers):
-        raise TargetError("cannot train so many layers", got=num_layers, expected=f"1 to {len(layers)}")
+        raise TargetError(
+            "cannot train so many layers", got=num_layers, expected=f"1 to {len(layers)}"
+        )
     model.requires_grad_(False)
     chosen = [*layers[-num_layers:], model.model.norm]
     parameters = [parameter for module in chosen for parameter in module.parameters()]
@@ -122,7 +135,9 @@ def _train(
     learning_rate: float,
     progress: Progress | None,
 ) -> list[float]:
-    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(
+        parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, num_steps))
     losses: list[float] = []
     is_bf16 = model.device.type != "cpu" or native_dtype("cpu") == "bfloat16"
@@ -132,7 +147,9 @@ def _train(
             loss = model(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss
         if not math.isfinite(loss.item()):
             raise TrainingError(
-                "the fine-tune diverged", got=f"loss {loss.item()} at step {step}", fix="Lower its rate."
+                "the fine-tune diverged",
+                got=f"loss {loss.item()} at step {step}",
+                fix="Lower its rate.",
             )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, _MAX_GRAD_NORM)
@@ -146,7 +163,9 @@ def _train(
 
 
 def _rate(step: int, num_steps: int) -> float:
-    """Share of the peak rate at `step` (from 0): linear warm-up, then half a cosine down to zero."""
+    """Share of the peak rate at `step` (from 0): linear warm-up, then half a cosine down to
+    zero.
+    """
     num_warmup = max(1, round(num_steps * _WARMUP_SHARE))
     if step < num_warmup:
         return (step + 1) / num_warmup

@@ -1,5 +1,5 @@
-"""A fine-tune in a process of its own: model, gradients and optimizer state are several times the target's size, and a
-process that goes on to other work would keep that memory.
+"""A fine-tune in a process of its own: model, gradients and optimizer state are several times the
+target's size, and a process that goes on to other work would keep that memory.
 """
 
 from __future__ import annotations
@@ -31,14 +31,20 @@ def finetune_in_process(
         TargetError: the child failed; its own message is in `got`.
     """
     job = {
-        "source": str(source), "destination": str(destination), "num_steps": num_steps, "learning_rate": learning_rate,
+        "source": str(source),
+        "destination": str(destination),
+        "num_steps": num_steps,
+        "learning_rate": learning_rate,
         "texts": list(texts),
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "stderr").open("w+") as errors:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps(job))
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(path)], stdout=subprocess.PIPE, stderr=errors, text=True
+            [sys.executable, "-m", __name__, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
         try:
             losses = _follow(process, progress)

@@ -26,7 +26,8 @@ class TensorEntry(NamedTuple):
 
 
 def check_target_folder(path: Path) -> None:
-    """Check that `path` can be served and trained against: config, safetensors, tokenizer, chat template.
+    """Check that `path` can be served and trained against: config, safetensors, tokenizer, chat
+    template.
 
     Raises:
         TargetError: naming the first thing that is missing or unreadable.
@@ -37,7 +38,9 @@ def check_target_folder(path: Path) -> None:
     read_config(path)
     weight_files(path)
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
-        raise TargetError(f"{path} has no tokenizer", expected=f"one of {', '.join(_TOKENIZER_FILES)}")
+        raise TargetError(
+            f"{path} has no tokenizer", expected=f"one of {', '.join(_TOKENIZER_FILES)}"
+        )
     if not read_chat_template(path):
         raise TargetError(
             f"{path} has no chat template",
@@ -56,7 +59,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_chat_template(path: Path) -> str | None:
-    """The chat template's text, or None. Several named templates are joined in the order of their names."""
+    """The chat template's text, or None. Several named templates are joined in the order of their
+    names.
+    """
     path = Path(path)
     if (path / "chat_template.jinja").is_file():
         return (path / "chat_template.jinja").read_text()
@@ -70,7 +75,8 @@ def read_chat_template(path: Path) -> str | None:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files that make up the model, sorted: those of the index if there is one, else all.
+    """The safetensors files that make up the model, sorted: those of the index if there is one,
+    else all.
 
     Raises:
         TargetError: there are none, or the index names files that are not there.
@@ -82,14 +88,18 @@ def weight_files(path: Path) -> list[Path]:
         if not files:
             raise TargetError(
                 f"{path} has no safetensors",
-                got=", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "an empty folder",
+                got=", ".join(sorted(entry.name for entry in path.iterdir())[:8])
+                or "an empty folder",
                 expected="model.safetensors, or shards with model.safetensors.index.json",
             )
         return files
     names = sorted(set(_read_json(index).get("weight_map", {}).values()))
     missing = [name for name in names if not (path / name).is_file()]
     if missing or not names:
-        raise TargetError(f"{path} lacks weight files its index names", got=", ".join(missing[:4]) or "an empty index")
+        raise TargetError(
+            f"{path} lacks weight files its index names",
+            got=", ".join(missing[:4]) or "an empty index",
+        )
     return [path / name for name in names]
 
 
@@ -106,14 +116,23 @@ def read_header(file: Path) -> list[TensorEntry]:
             header = json.loads(handle.read(min(header_bytes, size)))
         base = 8 + header_bytes
         entries = [
-            TensorEntry(name, item["dtype"], tuple(item["shape"]), *(base + offset for offset in item["data_offsets"]))
+            TensorEntry(
+                name,
+                item["dtype"],
+                tuple(item["shape"]),
+                *(base + offset for offset in item["data_offsets"]),
+            )
             for name, item in header.items()
             if name != "__metadata__"
         ]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TargetError(f"{file} is not a safetensors file", got=error) from None
     if any(entry.end > size for entry in entries):
-        raise TargetError(f"{file} is cut short", got=f"{size} bytes", expected=f"{max(e.end for e in entries)} bytes")
+        raise TargetError(
+            f"{file} is cut short",
+            got=f"{size} bytes",
+            expected=f"{max(e.end for e in entries)} bytes",
+        )
     return sorted(entries, key=lambda entry: entry.start)
 
 
@@ -141,5 +160,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TargetError(f"{path} cannot be read", got=error) from None
     if not isinstance(value, dict):
-        raise TargetError(f"{path} cannot be read", got=type(value).__name__, expected="a JSON object")
+        raise TargetError(
+            f"{path} cannot be read", got=type(value).__name__, expected="a JSON object"
+        )
     return value

@@ -1,8 +1,8 @@
 """INT8 W8A8 of a Llama-like target: per-channel symmetric weights, per-token dynamic activations.
 
-Format: compressed-tensors `int-quantized`, which vLLM loads on CPU and CUDA. For a linear weight W [O, I]:
-scale_o = max_i |W_oi| / 127, stored int8 round(W_oi / scale_o), so W is restored within scale_o / 2.
-Activations are quantized by the engine at run time, so no calibration data is needed.
+Format: compressed-tensors `int-quantized`, which vLLM loads on CPU and CUDA. For a linear weight W
+[O, I]: scale_o = max_i |W_oi| / 127, stored int8 round(W_oi / scale_o), so W is restored within
+scale_o / 2. Activations are quantized by the engine at run time, so no calibration data is needed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,23 @@ from components.targets.folder import check_target_folder, read_config, weight_f
 from components.targets.staging import copy_side_files, require_absent, staged_folder
 
 _MAX_INT8 = 127
-_IGNORED = ("lm_head",)  # its error goes straight into the logits, and it is often tied to the embeddings
+_IGNORED = (
+    "lm_head",
+)  # its error goes straight into the logits, and it is often tied to the embeddings
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def quantize_int8_w8a8(source: Path, destination: Path, *, progress: Progress | None = None) -> Path:
-    """Write the target `source` to `destination` with every Linear but lm_head in INT8; one shard in memory at a time.
+def quantize_int8_w8a8(
+    source: Path, destination: Path, *, progress: Progress | None = None
+) -> Path:
+    """Write the target `source` to `destination` with every Linear but lm_head in INT8; one shard
+    in memory at a time.
 
     Tokenizer, template and generation config are taken over unchanged; sharding stays as it is.
 
     Raises:
-        TargetError: `source` is incomplete, quantized already or a mixture of experts, or `destination` exists.
+        TargetError: `source` is incomplete, quantized already or a mixture of experts, or
+            `destination` exists.
     """
     source, destination = Path(source), Path(destination)
     require_absent(destination)
@@ -54,11 +60,16 @@ def quantize_int8_w8a8(source: Path, destination: Path, *, progress: Progress | 
                 progress("quantize shards", index + 1, len(files))
         if num_quantized != len(linears):
             raise TargetError(
-                "the weights do not hold every linear layer of the config", got=num_quantized, expected=len(linears)
+                "the weights do not hold every linear layer of the config",
+                got=num_quantized,
+                expected=len(linears),
             )
         if len(files) > 1:
             index_json = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
-            write_atomic(folder / "model.safetensors.index.json", json.dumps(index_json, indent=2, sort_keys=True))
+            write_atomic(
+                folder / "model.safetensors.index.json",
+                json.dumps(index_json, indent=2, sort_keys=True),
+            )
         quantized = {**config, "quantization_config": _quantization_config()}
         write_atomic(folder / "config.json", json.dumps(quantized, indent=2, sort_keys=True) + "\n")
     return destination
@@ -89,7 +100,9 @@ def _check_supported(config: dict[str, Any]) -> None:
 
 
 def _linear_modules(source: Path) -> set[str]:
-    """Names of the model's linear layers but lm_head, from the architecture itself (built without memory)."""
+    """Names of the model's linear layers but lm_head, from the architecture itself (built without
+    memory).
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):

@@ -18,7 +18,8 @@ _SIDE_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt")
 def staged_folder(destination: Path) -> Iterator[Path]:
     """A temporary folder beside `destination` that becomes it when the block ends without an error.
 
-    If another process put `destination` there meanwhile, that one stays and ours is dropped: names follow content here.
+    If another process put `destination` there meanwhile, that one stays and ours is dropped: names
+    follow content here.
     """
     destination = Path(destination)
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -42,11 +43,17 @@ def require_absent(destination: Path) -> None:
         TargetError: `destination` exists.
     """
     if Path(destination).exists():
-        raise TargetError("the destination exists already", got=destination, fix="Choose another folder or remove it.")
+        raise TargetError(
+            "the destination exists already",
+            got=destination,
+            fix="Choose another folder or remove it.",
+        )
 
 
 def copy_side_files(source: Path, destination: Path) -> None:
-    """Copy config, tokenizer and template files (no weights, no weight index) from one target folder to another."""
+    """Copy config, tokenizer and template files (no weights, no weight index) from one target
+    folder to another.
+    """
     for pattern in _SIDE_PATTERNS:
         for file in sorted(Path(source).glob(pattern)):
             if file.is_file() and not file.name.endswith(".safetensors.index.json"):

@@ -24,7 +24,9 @@ class Progress:
 
     def dump(self) -> dict[str, Any]:
         """JSON values."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("curve", "validation")}
+        plain = {
+            name: value for name, value in vars(self).items() if name not in ("curve", "validation")
+        }
         return plain | {
             "curve": [point.model_dump() for point in self.curve],
             "validation": [point.model_dump() for point in self.validation],
@@ -56,6 +58,8 @@ class Window:
         self.num_steps += 1
         for scores in scored:
             self.loss += float(scores.loss) / len(scored)
-            self.accepted += (float(scores.match_NK.int().cumprod(1).sum(1).float().mean()) + 1) / len(scored)
+            self.accepted += (
+                float(scores.match_NK.int().cumprod(1).sum(1).float().mean()) + 1
+            ) / len(scored)
             self.expected += (float(scores.overlap_NK.cumprod(1).sum(1).mean()) + 1) / len(scored)
         self.grad_norm += grad_norm

@@ -1,4 +1,6 @@
-"""Reads a curated dataset's Arrow shards and lays out the order in which its samples are streamed."""
+"""Reads a curated dataset's Arrow shards and lays out the order in which its samples are
+streamed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def load_split(dataset: DatasetRef, split: str) -> Rows:
     try:
         digest = json.loads((folder / "manifest.json").read_text())["digest"]
     except (OSError, ValueError, KeyError) as error:
-        raise TrainingError("the dataset's manifest cannot be read", got=f"{folder}: {error}") from None
+        raise TrainingError(
+            "the dataset's manifest cannot be read", got=f"{folder}: {error}"
+        ) from None
     if digest != dataset.digest:
         raise TrainingError("the folder holds another dataset", got=digest, expected=dataset.digest)
     files = sorted(folder.glob(f"{split}-*.arrow"))
@@ -44,19 +48,28 @@ def count_tokens(rows: Rows, *, vocab_size: int) -> tuple[np.ndarray, np.ndarray
     Raises:
         TrainingError: a token id outside the vocabulary.
     """
-    supervised_V, context_V = np.zeros(vocab_size, dtype=np.int64), np.zeros(vocab_size, dtype=np.int64)
+    supervised_V, context_V = (
+        np.zeros(vocab_size, dtype=np.int64),
+        np.zeros(vocab_size, dtype=np.int64),
+    )
     for position in range(rows.num_rows):
         token_ids, loss_mask = _row(rows, position)
         if token_ids.size and (token_ids.min() < 0 or token_ids.max() >= vocab_size):
-            raise TrainingError("the dataset holds a token the target does not have", got=int(token_ids.max()))
+            raise TrainingError(
+                "the dataset holds a token the target does not have", got=int(token_ids.max())
+            )
         supervised_V += np.bincount(token_ids[loss_mask], minlength=vocab_size)
         context_V += np.bincount(token_ids[~loss_mask], minlength=vocab_size)
     return supervised_V, context_V
 
 
 def training_order(num_rows: int, *, num_epochs: int, seed: int) -> np.ndarray:
-    """Row of every sample of the run, int64 [epochs * rows]: a fresh seeded permutation per epoch."""
-    return np.concatenate([np.random.default_rng((seed, epoch)).permutation(num_rows) for epoch in range(num_epochs)])
+    """Row of every sample of the run, int64 [epochs * rows]: a fresh seeded permutation per
+    epoch.
+    """
+    return np.concatenate(
+        [np.random.default_rng((seed, epoch)).permutation(num_rows) for epoch in range(num_epochs)]
+    )
 
 
 def requests(rows: Rows, order: np.ndarray, *, indices: range) -> Iterator[SampleRequest]:
@@ -65,10 +78,14 @@ def requests(rows: Rows, order: np.ndarray, *, indices: range) -> Iterator[Sampl
     for index in indices:
         position = int(order[index])
         token_ids, loss_mask = _row(rows, position)
-        yield SampleRequest(index=index, sample_id=names[position].as_py(), token_ids=token_ids, loss_mask=loss_mask)
+        yield SampleRequest(
+            index=index, sample_id=names[position].as_py(), token_ids=token_ids, loss_mask=loss_mask
+        )
 
 
 def _row(rows: Rows, position: int) -> tuple[np.ndarray, np.ndarray]:
     token_ids = rows.column("token_ids")[position].values.to_numpy().astype(np.int32)
-    loss_mask = rows.column("loss_mask")[position].values.to_numpy(zero_copy_only=False).astype(np.bool_)
+    loss_mask = (
+        rows.column("loss_mask")[position].values.to_numpy(zero_copy_only=False).astype(np.bool_)
+    )
     return token_ids, loss_mask

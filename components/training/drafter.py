@@ -1,4 +1,6 @@
-"""The drafter of a training job: its vocabulary, its weights to start from, and the one it is compared with."""
+"""The drafter of a training job: its vocabulary, its weights to start from, and the one it is
+compared with.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from components.training.job import TrainingJob
 
 @dataclass(frozen=True)
 class JobDrafter:
-    """`model` is the drafter to train; `coverage` is the vocabulary's share of supervised tokens by split, empty where
-    the drafter has the target's whole vocabulary."""
+    """`model` is the drafter to train; `coverage` is the vocabulary's share of supervised tokens by
+    split, empty where the drafter has the target's whole vocabulary.
+    """
 
     job: TrainingJob
     model: Any
@@ -46,10 +49,12 @@ class JobDrafter:
         return cls(job, model, vocabulary, coverage)
 
     def untrained(self) -> Any:
-        """What training is compared with: the parent as it was, or this drafter with nothing learned or copied.
+        """What training is compared with: the parent as it was, or this drafter with nothing
+        learned or copied.
 
-        A start from the target's own layers and bigrams is part of what the recipe does for acceptance, so it belongs
-        to the trained side; the validation at step 0 says what it is worth alone.
+        A start from the target's own layers and bigrams is part of what the recipe does for
+        acceptance, so it belongs to the trained side; the validation at step 0 says what it is
+        worth alone.
         """
         settings = self.job.drafter
         if self.job.parent is not None or settings == plain(settings):
@@ -59,7 +64,9 @@ class JobDrafter:
 
 def plain(settings: DrafterSettings) -> DrafterSettings:
     """The same drafter with nothing copied from its target."""
-    return settings.model_copy(update={"start": "plain", "start_layers": (), "markov_start": "random"})
+    return settings.model_copy(
+        update={"start": "plain", "start_layers": (), "markov_start": "random"}
+    )
 
 
 def _built(job: TrainingJob, settings: DrafterSettings, vocabulary: DraftVocabulary | None) -> Any:
@@ -75,12 +82,19 @@ def _built(job: TrainingJob, settings: DrafterSettings, vocabulary: DraftVocabul
 def _vocabulary(
     job: TrainingJob, train_rows: Rows, validation_rows: Rows, parent: dict[str, torch.Tensor]
 ) -> tuple[DraftVocabulary | None, dict[str, float]]:
-    """The parent's vocabulary where there is one, because its weights are indexed by it; else by frequency."""
-    size, vocab_size = job.drafter.draft_vocab_size, int(read_target_config(Path(job.target.path)).vocab_size)
+    """The parent's vocabulary where there is one, because its weights are indexed by it; else by
+    frequency.
+    """
+    size, vocab_size = (
+        job.drafter.draft_vocab_size,
+        int(read_target_config(Path(job.target.path)).vocab_size),
+    )
     if size is None or size >= vocab_size:
         return None, {}
     counts = {
-        split: [torch.from_numpy(counts_V) for counts_V in count_tokens(rows, vocab_size=vocab_size)]
+        split: [
+            torch.from_numpy(counts_V) for counts_V in count_tokens(rows, vocab_size=vocab_size)
+        ]
         for split, rows in (("train", train_rows), ("validation", validation_rows))
     }
     if job.parent is None:
@@ -94,4 +108,7 @@ def _vocabulary(
         vocabulary = from_mappings(parent["d2t"], parent["t2d"])
     else:
         raise CheckpointError("the parent checkpoint has no draft vocabulary", got=job.parent.path)
-    return vocabulary, {split: vocabulary.measure_coverage(supervised_V) for split, (supervised_V, _) in counts.items()}
+    return vocabulary, {
+        split: vocabulary.measure_coverage(supervised_V)
+        for split, (supervised_V, _) in counts.items()
+    }

@@ -24,7 +24,9 @@ def wait_for_engines(urls: Sequence[str], *, timeout_s: float) -> None:
             while not _answers(client, url):
                 if time.monotonic() > deadline:
                     raise EngineError(
-                        "the extraction engine does not answer", got=url, expected=f"within {timeout_s:g} s"
+                        "the extraction engine does not answer",
+                        got=url,
+                        expected=f"within {timeout_s:g} s",
                     )
                 time.sleep(POLL_S)
 

@@ -14,9 +14,11 @@ from components.training.job import RESULT_FILE, TrainingJob, TrainingResult
 MODULE = "components.training.main"
 
 
-def launch_command(job_path: Path, settings: TrainingSettings, device: Literal["cpu", "cuda"]) -> list[str]:
-    """The trainer's command line: plain Python for one process, torchrun for several on CPU, `accelerate launch`
-    on GPUs.
+def launch_command(
+    job_path: Path, settings: TrainingSettings, device: Literal["cpu", "cuda"]
+) -> list[str]:
+    """The trainer's command line: plain Python for one process, torchrun for several on CPU,
+    `accelerate launch` on GPUs.
 
     `accelerate launch --cpu` starts one process, however many it is asked for, unless it finds MPI.
     """
@@ -25,8 +27,21 @@ def launch_command(job_path: Path, settings: TrainingSettings, device: Literal["
     if device == "cpu":
         ranks = ["--standalone", "--nproc_per_node", str(settings.num_processes)]
         return [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", MODULE, str(job_path)]
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(settings.num_processes)]
-    command += ["--num_machines", "1", "--dynamo_backend", "no", "--mixed_precision", settings.mixed_precision]
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--num_processes",
+        str(settings.num_processes),
+    ]
+    command += [
+        "--num_machines",
+        "1",
+        "--dynamo_backend",
+        "no",
+        "--mixed_precision",
+        settings.mixed_precision,
+    ]
     if settings.num_processes > 1:
         command.append("--multi_gpu")
     return [*command, "--module", MODULE, str(job_path)]
@@ -49,7 +64,8 @@ def run_trainer(
         timeout_s: the trainer is ended after this time.
         device: where it trains.
         env: variables set on top of this process's.
-        check: called every second or so; what it raises ends the trainer, e.g. that its engine died.
+        check: called every second or so; what it raises ends the trainer, e.g. that its engine
+            died.
 
     Raises:
         TrainingError: it failed, was stopped or took too long; the message ends in its last line.
@@ -59,5 +75,7 @@ def run_trainer(
     environment = child_environment(env)
     if device == "cpu":
         environment["ACCELERATE_USE_CPU"] = "true"  # on a machine with GPUs too
-    run_process(command, environment, what="the trainer", on_line=on_line, timeout_s=timeout_s, check=check)
+    run_process(
+        command, environment, what="the trainer", on_line=on_line, timeout_s=timeout_s, check=check
+    )
     return TrainingResult.read(Path(job.output_dir) / RESULT_FILE)

@@ -1,7 +1,8 @@
 """The trainer process: `python -m components.training.main job.json`.
 
-It opens the hidden-state stream, holds validation states in memory, exports the untrained drafter, trains, and writes
-`<output_dir>/result.json` last. SIGTERM ends it after the current step with its state on disk.
+It opens the hidden-state stream, holds validation states in memory, exports the untrained drafter,
+trains, and writes `<output_dir>/result.json` last. SIGTERM ends it after the current step with its
+state on disk.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def run_job(job: TrainingJob) -> TrainingResult | None:
     if result is not None:
         result.write(Path(job.output_dir) / RESULT_FILE)
         print(
-            f"trained: {result.num_steps} steps, {result.num_trained_tokens} tokens in {result.trainer_s:.0f} s,"
+            f"trained: {result.num_steps} steps, {result.num_trained_tokens} tokens in "
+            f"{result.trainer_s:.0f} s,"
             f" acceptance {result.checkpoint.expected_acceptance_length:.3f}; {result.ended}",
             flush=True,
         )

@@ -1,6 +1,7 @@
 """Packs of samples: several documents in one step, none of which sees another.
 
-Shapes: T tokens of a pack, L aux layers plus the last state, H hidden, N anchors, K draft positions.
+Shapes: T tokens of a pack, L aux layers plus the last state, H hidden, N anchors, K draft
+positions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 
 
 class SampleLike(Protocol):
-    """What a stream yields: a request and the target's states, which `release` gives back to the stream's budget."""
+    """What a stream yields: a request and the target's states, which `release` gives back to the
+    stream's budget.
+    """
 
     @property
     def request(self) -> RequestLike: ...
@@ -45,8 +48,9 @@ class RequestLike(Protocol):
 class Pack:
     """Documents one after another.
 
-    `bounds` holds (first token, token after the last) per document, `supervised_T` marks the tokens to predict,
-    `states_TLH` are bf16 with the aux layers first and the last state, before the final norm, in the last slot.
+    `bounds` holds (first token, token after the last) per document, `supervised_T` marks the tokens
+    to predict, `states_TLH` are bf16 with the aux layers first and the last state, before the final
+    norm, in the last slot.
     """
 
     token_ids_T: torch.Tensor
@@ -78,8 +82,8 @@ class Pack:
 def pack_samples(samples: Iterator[SampleLike], *, max_tokens: int) -> Iterator[Pack]:
     """Fill packs in the order of arrival; a sample that does not fit opens the next pack.
 
-    A sample longer than `max_tokens` is a pack of its own, whole: the engine's `max_model_len` bounds it.
-    Samples are released once their states are copied into the pack.
+    A sample longer than `max_tokens` is a pack of its own, whole: the engine's `max_model_len`
+    bounds it. Samples are released once their states are copied into the pack.
     """
     waiting: list[SampleLike] = []
     num_tokens = 0
@@ -99,8 +103,12 @@ def make_pack(samples: list[SampleLike]) -> Pack:
     lengths = [len(sample.request.token_ids) for sample in samples]
     ends = torch.tensor(lengths).cumsum(0).tolist()
     pack = Pack(
-        token_ids_T=torch.cat([torch.from_numpy(s.request.token_ids.astype(np.int64)) for s in samples]),
-        supervised_T=torch.cat([torch.from_numpy(s.request.loss_mask.astype(np.bool_)) for s in samples]),
+        token_ids_T=torch.cat(
+            [torch.from_numpy(s.request.token_ids.astype(np.int64)) for s in samples]
+        ),
+        supervised_T=torch.cat(
+            [torch.from_numpy(s.request.loss_mask.astype(np.bool_)) for s in samples]
+        ),
         positions_T=torch.cat([torch.arange(n) for n in lengths]),
         states_TLH=torch.cat([s.states_TLH for s in samples]),
         bounds=tuple((end - n, end) for end, n in zip(ends, lengths, strict=True)),
@@ -116,9 +124,10 @@ def make_pack(samples: list[SampleLike]) -> Pack:
 class Blocks:
     """The draft blocks of one pack.
 
-    `anchors_N` ascend; slot k of block n stands for token anchors_N[n] + k, and `valid_NK` says whether that token,
-    for k = 1..K, is supervised together with all before it in the block. `spans` is one
-    (first token, token after the last, first anchor, anchor after the last) per document with anchors.
+    `anchors_N` ascend; slot k of block n stands for token anchors_N[n] + k, and `valid_NK` says
+    whether that token, for k = 1..K, is supervised together with all before it in the block.
+    `spans` is one (first token, token after the last, first anchor, anchor after the last) per
+    document with anchors.
     """
 
     anchors_N: torch.Tensor
@@ -127,7 +136,9 @@ class Blocks:
 
     def to(self, device: torch.device) -> Blocks:
         """The same blocks on `device`."""
-        return Blocks(anchors_N=self.anchors_N.to(device), valid_NK=self.valid_NK.to(device), spans=self.spans)
+        return Blocks(
+            anchors_N=self.anchors_N.to(device), valid_NK=self.valid_NK.to(device), spans=self.spans
+        )
 
 
 def choose_blocks(
@@ -138,10 +149,12 @@ def choose_blocks(
     generator: torch.Generator | None = None,
     in_prompts: bool = False,
 ) -> Blocks | None:
-    """Anchors at supervised tokens that a supervised token follows; a random subset of `num_anchors`, or all.
+    """Anchors at supervised tokens that a supervised token follows; a random subset of
+    `num_anchors`, or all.
 
-    `in_prompts` counts every token as supervised: the target's distribution is known after each of them. The first
-    token of a document is no anchor: no state comes before it, and a served drafter always has one.
+    `in_prompts` counts every token as supervised: the target's distribution is known after each of
+    them. The first token of a document is no anchor: no state comes before it, and a served drafter
+    always has one.
 
     Returns:
         None where the pack has no such token.
@@ -167,10 +180,13 @@ def choose_blocks(
 
 
 def has_blocks(pack: Pack, *, in_prompts: bool = False) -> bool:
-    """Whether `choose_blocks` finds any: a supervised token, not its document's first, that another one follows."""
+    """Whether `choose_blocks` finds any: a supervised token, not its document's first, that another
+    one follows.
+    """
     supervised_T = torch.ones_like(pack.supervised_T) if in_prompts else pack.supervised_T
     return any(
-        bool((supervised_T[start + 1 : end - 1] & supervised_T[start + 2 : end]).any()) for start, end in pack.bounds
+        bool((supervised_T[start + 1 : end - 1] & supervised_T[start + 2 : end]).any())
+        for start, end in pack.bounds
     )
 
 
@@ -178,7 +194,9 @@ def _supervised_runs(
     supervised_T: torch.Tensor, bounds: tuple[tuple[int, int], ...], num_draft_tokens: int
 ) -> torch.Tensor:
     """[T, K] bool: whether tokens t+1 .. t+k exist in t's document and are all supervised."""
-    valid_TK = torch.zeros(len(supervised_T), num_draft_tokens, dtype=torch.bool, device=supervised_T.device)
+    valid_TK = torch.zeros(
+        len(supervised_T), num_draft_tokens, dtype=torch.bool, device=supervised_T.device
+    )
     for start, end in bounds:
         run = torch.ones(end - start, dtype=torch.bool, device=valid_TK.device)
         for k in range(1, num_draft_tokens + 1):

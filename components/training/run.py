@@ -1,4 +1,6 @@
-"""One training job, from its rows to the exported checkpoint, in one process of possibly several."""
+"""One training job, from its rows to the exported checkpoint, in one process of possibly
+several.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,12 @@ class Run:
     """
 
     def __init__(
-        self, job: TrainingJob, *, accelerator: Accelerator, ticker: ProgressTicker, metrics: MetricsLog
+        self,
+        job: TrainingJob,
+        *,
+        accelerator: Accelerator,
+        ticker: ProgressTicker,
+        metrics: MetricsLog,
     ) -> None:
         self._job = job
         self._accelerator = accelerator
@@ -56,14 +63,20 @@ class Run:
     def execute(self) -> TrainingResult | None:
         """All stages of the job, in order."""
         job = self._job
-        train_rows, validation_rows = (load_split(job.dataset, split) for split in ("train", "validation"))
+        train_rows, validation_rows = (
+            load_split(job.dataset, split) for split in ("train", "validation")
+        )
         self._ticker.update("building the drafter", now=True)
         built = JobDrafter.build(job, train_rows=train_rows, validation_rows=validation_rows)
         drafter = built.model
         self._tell_coverage(built)
         states = self._prepare_output()
-        untrained = self._export(built.untrained(), "untrained", step=0, num_tokens=0, acceptance=None, extra={})
-        order = training_order(train_rows.num_rows, num_epochs=job.training.num_epochs, seed=job.training.seed)
+        untrained = self._export(
+            built.untrained(), "untrained", step=0, num_tokens=0, acceptance=None, extra={}
+        )
+        order = training_order(
+            train_rows.num_rows, num_epochs=job.training.num_epochs, seed=job.training.seed
+        )
         mine = order[self._accelerator.process_index :: self._accelerator.num_processes]
         state = states.load_newest() if job.resume else None
         self._ticker.update("waiting for the extraction engine", now=True)
@@ -92,9 +105,15 @@ class Run:
         calibration = self._calibrate(drafter, validation_rows, step=loop.progress.step)
         return self._result(drafter, untrained, loop, stream.report(), stopped_by, calibration)
 
-    def _all_requests(self, drafter: Any, train_rows: Rows, validation_rows: Rows) -> Iterator[SampleRequest]:
-        """Every sample the job reads at some time: what is missing is better known before training than after."""
-        num_anchors = max(self._job.training.validation_anchors, self._num_calibration_anchors(drafter))
+    def _all_requests(
+        self, drafter: Any, train_rows: Rows, validation_rows: Rows
+    ) -> Iterator[SampleRequest]:
+        """Every sample the job reads at some time: what is missing is better known before training
+        than after.
+        """
+        num_anchors = max(
+            self._job.training.validation_anchors, self._num_calibration_anchors(drafter)
+        )
         num_rows = _rows_holding(validation_rows, num_anchors)
         for rows, number in ((train_rows, train_rows.num_rows), (validation_rows, num_rows)):
             yield from requests(rows, np.arange(rows.num_rows), indices=range(number))
@@ -103,7 +122,9 @@ class Run:
         self._coverage = built.coverage
         if built.vocabulary is not None:
             shares = ", ".join(f"{split} {share:.4f}" for split, share in built.coverage.items())
-            self._ticker.update(f"draft vocabulary of {built.vocabulary.size} tokens covers {shares}", now=True)
+            self._ticker.update(
+                f"draft vocabulary of {built.vocabulary.size} tokens covers {shares}", now=True
+            )
 
     def _prepare_output(self) -> StateFolder:
         states = StateFolder(self._output / "state", keep=self._job.training.keep_checkpoints)
@@ -134,8 +155,11 @@ class Run:
         )
 
     def _log_stream(self, values: dict[str, float]) -> None:
-        # The stream reports once a second; its own clock in milliseconds keeps points apart where steps are slower.
-        self._metrics.log({f"stream/{name}": value for name, value in values.items()}, step=int(time.monotonic()))
+        # The stream reports once a second; its own clock in milliseconds keeps points apart where
+        # steps are slower.
+        self._metrics.log(
+            {f"stream/{name}": value for name, value in values.items()}, step=int(time.monotonic())
+        )
 
     def _validation(self, stream: HiddenStateStream, rows: Rows, drafter: Any) -> Validation | None:
         if not self._accelerator.is_main_process:
@@ -150,7 +174,9 @@ class Run:
             lm_head_VH=self._lm_head(),
             drafter=drafter.to(self._accelerator.device),
             num_draft_tokens=self._job.drafter.block_size - 1,
-            slices=dict(zip(rows["conversation_id"].to_pylist(), rows["source"].to_pylist(), strict=True)),
+            slices=dict(
+                zip(rows["conversation_id"].to_pylist(), rows["source"].to_pylist(), strict=True)
+            ),
         )
 
     def _lm_head(self) -> torch.Tensor:
@@ -159,7 +185,8 @@ class Run:
         return read_lm_head(self._target_path).to(self._accelerator.device, dtype)
 
     def _calibrate(self, drafter: Any, rows: Rows, *, step: int) -> Calibration | None:
-        """Calibrate the trained drafter's confidence head on the validation split; None where it has no such head.
+        """Calibrate the trained drafter's confidence head on the validation split; None where it
+        has no such head.
 
         The states come over a stream of their own: training may have left its own in the middle.
         """
@@ -167,9 +194,13 @@ class Run:
         if not num_anchors:
             return None
         num_rows = _rows_holding(rows, num_anchors)
-        self._ticker.update(f"calibrating the confidence head on {num_rows} held-out conversations", now=True)
+        self._ticker.update(
+            f"calibrating the confidence head on {num_rows} held-out conversations", now=True
+        )
         with self._open_stream() as stream, StopOnSignal(), self._accelerator.autocast():
-            samples = stream.stream(requests(rows, np.arange(rows.num_rows), indices=range(num_rows)))
+            samples = stream.stream(
+                requests(rows, np.arange(rows.num_rows), indices=range(num_rows))
+            )
             calibration = calibrate(
                 BlockObjective(drafter, settings),
                 pack_samples(samples, max_tokens=settings.tokens_per_step),
@@ -258,7 +289,9 @@ class Run:
 
 
 def _rows_holding(rows: Rows, num_supervised: int) -> int:
-    """How many rows, from the first, hold `num_supervised` supervised tokens; all where there are fewer."""
+    """How many rows, from the first, hold `num_supervised` supervised tokens; all where there are
+    fewer.
+    """
     held = 0
     for position in range(rows.num_rows):
         held += int(rows.column("loss_mask")[position].values.to_numpy(zero_copy_only=False).sum())

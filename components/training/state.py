@@ -61,7 +61,9 @@ class StateFolder:
             _write(temporary, weights)
             temporary.replace(self._folder / "best.pt")
         except OSError as error:
-            raise CheckpointError("the best weights cannot be written", got=f"{self._folder}: {error}") from None
+            raise CheckpointError(
+                "the best weights cannot be written", got=f"{self._folder}: {error}"
+            ) from None
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -72,7 +74,8 @@ class StateFolder:
         return weights
 
     def save_batch(self, packs: list[dict[str, Any]], *, step: int) -> Path:
-        """Keep the packs of a step that diverged; `torch.load` gives their tensors, bounds and sample ids back.
+        """Keep the packs of a step that diverged; `torch.load` gives their tensors, bounds and
+        sample ids back.
 
         Raises:
             CheckpointError: they cannot be written.
@@ -82,7 +85,9 @@ class StateFolder:
             self._folder.mkdir(parents=True, exist_ok=True)
             _write(path, packs)
         except OSError as error:
-            raise CheckpointError("the batch that diverged cannot be written", got=f"{path}: {error}") from None
+            raise CheckpointError(
+                "the batch that diverged cannot be written", got=f"{path}: {error}"
+            ) from None
         return path
 
     def clear(self) -> None:
@@ -90,7 +95,9 @@ class StateFolder:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _complete(self) -> list[Path]:
-        return sorted(folder for folder in self._folder.glob("step-*") if (folder / STATE_FILE).is_file())
+        return sorted(
+            folder for folder in self._folder.glob("step-*") if (folder / STATE_FILE).is_file()
+        )
 
 
 def _write_folder(final: Path, state: dict[str, Any]) -> None:
@@ -100,7 +107,9 @@ def _write_folder(final: Path, state: dict[str, Any]) -> None:
         _write(temporary / STATE_FILE, state)
         temporary.rename(final)
     except OSError as error:
-        raise CheckpointError("the training state cannot be written", got=f"{final}: {error}") from None
+        raise CheckpointError(
+            "the training state cannot be written", got=f"{final}: {error}"
+        ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -17,10 +17,11 @@ class _Interrupted(BaseException):
 
 
 class StopOnSignal:
-    """Ends the process on SIGTERM in the way that fits the moment; a watch does it when the launching process is gone.
+    """Ends the process on SIGTERM in the way that fits the moment; a watch does it when the
+    launching process is gone.
 
-    In a step, the step is finished first. While waiting for states, the wait is given up. Elsewhere (opening,
-    exporting) the stack unwinds at once, which closes the stream.
+    In a step, the step is finished first. While waiting for states, the wait is given up. Elsewhere
+    (opening, exporting) the stack unwinds at once, which closes the stream.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,9 @@ class StopOnSignal:
         self._old = signal.signal(signal.SIGTERM, self._on_signal)
         parent_pid = os.environ.get(PARENT_PID_VARIABLE)
         if parent_pid is not None:
-            threading.Thread(target=self._watch, args=(int(parent_pid),), name="parent-watch", daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=(int(parent_pid),), name="parent-watch", daemon=True
+            ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -41,7 +44,9 @@ class StopOnSignal:
         signal.signal(signal.SIGTERM, self._old)
 
     def guard(self, packs: Iterator[Pack]) -> Iterator[Pack]:
-        """`packs`, which end where a stop is requested; between packs the signal only sets `requested`."""
+        """`packs`, which end where a stop is requested; between packs the signal only sets
+        `requested`.
+        """
         try:
             while not self.requested:
                 self._on_request = _interrupt

@@ -1,4 +1,6 @@
-"""What a run tells while it runs: a line at least every ten seconds, and metrics to MLflow that never stall a step."""
+"""What a run tells while it runs: a line at least every ten seconds, and metrics to MLflow that
+never stall a step.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class ProgressTicker:
 
 
 class MetricsLog:
-    """Sends metrics to one MLflow run from a thread; a tracking server that is away costs points, never the run.
+    """Sends metrics to one MLflow run from a thread; a tracking server that is away costs points,
+    never the run.
 
     Args:
         tracking_uri: of the server; None switches logging off.
@@ -83,7 +86,11 @@ class MetricsLog:
             self._queue.put(None)
             self._thread.join(timeout=60)
             if self._num_lost:
-                print(f"warning: {self._num_lost} metric points did not reach MLflow: {self._problem}", flush=True)
+                print(
+                    f"warning: {self._num_lost} metric points did not reach MLflow: "
+                    f"{self._problem}",
+                    flush=True,
+                )
 
     def log(self, values: dict[str, float], *, step: int) -> None:
         """Queue a point of each metric at `step`."""

@@ -1,7 +1,8 @@
 """The training loop: packs in, steps, validation by acceptance, complete states on disk.
 
-Device agnostic through `accelerate`; with several processes each reads its own share of the samples and gradients are
-averaged (`parallel.py`). One call of `Loop.run` is one run, from a fresh start or from a state.
+Device agnostic through `accelerate`; with several processes each reads its own share of the samples
+and gradients are averaged (`parallel.py`). One call of `Loop.run` is one run, from a fresh start or
+from a state.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class Loop:
             num_steps=settings.num_steps,
             max_trainer_s=settings.max_trainer_s,
         )
-        self._generator = torch.Generator().manual_seed(settings.seed * 1000 + accelerator.process_index)
+        self._generator = torch.Generator().manual_seed(
+            settings.seed * 1000 + accelerator.process_index
+        )
         self._num_draft_tokens = num_draft_tokens(drafter)
         self._validation = validation
         self._states = states
@@ -106,12 +109,15 @@ class Loop:
         """Continue from a state of `StateFolder`.
 
         Raises:
-            TrainingError: it was written by another number of processes, or with another optimizer or sharding.
+            TrainingError: it was written by another number of processes, or with another optimizer
+                or sharding.
         """
         ranks = state["ranks"]
         if len(ranks) != self._accelerator.num_processes:
             raise TrainingError(
-                "the state is of another number of processes", got=len(ranks), expected=self._accelerator.num_processes
+                "the state is of another number of processes",
+                got=len(ranks),
+                expected=self._accelerator.num_processes,
             )
         if state.get("parallel", "ddp") != self._settings.parallel:
             raise TrainingError(
@@ -134,14 +140,16 @@ class Loop:
         self.progress.num_consumed = int(mine["num_consumed"])
 
     def run(self, packs: Iterator[Pack]) -> str:
-        """Train until data, steps or time end; the weights of longest acceptance are in the drafter afterwards.
+        """Train until data, steps or time end; the weights of longest acceptance are in the drafter
+        afterwards.
 
         Returns:
             What ended the run: 'data', 'steps', 'time' or 'acceptance' (it no longer grew).
 
         Raises:
             TrainingStoppedError: `should_stop` said so; the state is saved.
-            TrainingError: the loss or the gradients are not finite; the samples of the step are named.
+            TrainingError: the loss or the gradients are not finite; the samples of the step are
+                named.
         """
         settings, progress = self._settings, self.progress
         started = time.monotonic() - progress.elapsed_s
@@ -175,7 +183,10 @@ class Loop:
             progress.num_consumed += group.num_samples
             progress.num_tokens += group.num_tokens * self._accelerator.num_processes
             # Between groups only: a resumed run then continues at a place in the stream.
-            if progress.step // settings.checkpoint_every_steps > first_step // settings.checkpoint_every_steps:
+            if (
+                progress.step // settings.checkpoint_every_steps
+                > first_step // settings.checkpoint_every_steps
+            ):
                 self._save()
         if window.num_steps:
             self._log(window)
@@ -186,8 +197,8 @@ class Loop:
     def _next(self, packs: Iterator[Pack]) -> _Group:
         """The packs of the next step: fewer where the data end, none at their end.
 
-        Packs without a block are passed over here, because a process that skipped a step would leave the others
-        waiting for its gradients.
+        Packs without a block are passed over here, because a process that skipped a step would
+        leave the others waiting for its gradients.
         """
         waiting, group = time.monotonic(), _Group()
         for pack in packs:
@@ -207,9 +218,13 @@ class Loop:
         )
         self._trainee.optimizers.set_learning_rate(self._schedule.rate(share))
         progress.step += 1
-        scored = [self._backward(pack, share=1 / len(group), is_last=pack is group[-1]) for pack in group]
+        scored = [
+            self._backward(pack, share=1 / len(group), is_last=pack is group[-1]) for pack in group
+        ]
         norm = self._trainee.clip(settings.max_grad_norm)
-        if not (all(bool(torch.isfinite(scores.loss)) for scores in scored) and torch.isfinite(norm)):
+        if not (
+            all(bool(torch.isfinite(scores.loss)) for scores in scored) and torch.isfinite(norm)
+        ):
             self._refuse_divergence(group, scored, norm=float(norm))
         self._trainee.optimizers.step()
         window.add(scored, float(norm))
@@ -234,7 +249,9 @@ class Loop:
             self._accelerator.backward(scores.loss * share)
         return replace(scores, loss=scores.loss.detach())
 
-    def _refuse_divergence(self, group: list[Pack], scored: list[BlockScores], *, norm: float) -> None:
+    def _refuse_divergence(
+        self, group: list[Pack], scored: list[BlockScores], *, norm: float
+    ) -> None:
         """Save the packs for a look, then end the run.
 
         Raises:
@@ -244,7 +261,8 @@ class Loop:
         path = self._states.save_batch([vars(pack) for pack in group], step=step)
         raise TrainingError(
             f"training diverged at step {step}",
-            got=f"losses {[round(float(scores.loss), 4) for scores in scored if scores]}, gradient norm {norm:.4g},"
+            got=f"losses {[round(float(scores.loss), 4) for scores in scored if scores]}, "
+            f"gradient norm {norm:.4g},"
             f" samples {[name for pack in group for name in pack.sample_ids]}",
             fix=f"Lower training.learning_rate, or look at these samples: {path}",
         )
@@ -256,7 +274,8 @@ class Loop:
         )
         best = f" best {progress.best_acceptance:.3f}" if progress.best_acceptance else ""
         return (
-            f"training {100 * share:3.0f} % step {progress.step} loss {window.loss / window.num_steps:.3f}"
+            f"training {100 * share:3.0f} % step {progress.step} loss "
+            f"{window.loss / window.num_steps:.3f}"
             f" acceptance {window.accepted / window.num_steps:.3f}{best}"
             f" {progress.num_tokens / max(progress.elapsed_s, 1e-9):,.0f} tok/s"
             f" waiting {100 * progress.wait_s / max(progress.elapsed_s, 1e-9):.0f} %"
@@ -265,7 +284,9 @@ class Loop:
     def _log(self, window: Window) -> Window:
         progress = self.progress
         if window.num_steps:
-            loss, accepted, expected = self._mean_over_processes(window.loss, window.accepted, window.expected)
+            loss, accepted, expected = self._mean_over_processes(
+                window.loss, window.accepted, window.expected
+            )
             span_s = max(progress.elapsed_s - window.started_s, 1e-9)
             point = CurvePoint(
                 step=progress.step,
@@ -280,7 +301,9 @@ class Loop:
             )
             progress.curve.append(point)
             values = point.model_dump(exclude={"step"})
-            self._metrics.log({f"train/{name}": value for name, value in values.items()}, step=progress.step)
+            self._metrics.log(
+                {f"train/{name}": value for name, value in values.items()}, step=progress.step
+            )
         return Window(progress.elapsed_s, progress.wait_s)
 
     def _mean_over_processes(self, *values: float) -> list[float]:
@@ -293,7 +316,11 @@ class Loop:
     def _validate(self) -> None:
         """Measure acceptance and keep the weights if they are the best so far."""
         progress = self.progress
-        if progress.validation and progress.validation[-1].step == progress.step and progress.step > 0:
+        if (
+            progress.validation
+            and progress.validation[-1].step == progress.step
+            and progress.step > 0
+        ):
             return
         self._trainee.gather()
         if self._validation is not None:
@@ -303,16 +330,21 @@ class Loop:
                 )
             progress.validation.append(point)
             values = {
-                name: value for name, value in point.model_dump(exclude={"step"}).items() if not _is_nested(value)
+                name: value
+                for name, value in point.model_dump(exclude={"step"}).items()
+                if not _is_nested(value)
             }
             for position, share in enumerate(point.acceptance_by_position, 1):
                 values[f"acceptance_position_{position}"] = share
             for name, length in point.acceptance_by_slice.items():
                 values[f"acceptance_{name}"] = length
-            self._metrics.log({f"validation/{name}": value for name, value in values.items()}, step=progress.step)
+            self._metrics.log(
+                {f"validation/{name}": value for name, value in values.items()}, step=progress.step
+            )
             self._ticker.update(
                 f"validation at step {progress.step}: acceptance {point.acceptance_length:.3f}"
-                f" (walked {point.walked_acceptance_length:.3f}, expected {point.expected_acceptance_length:.3f})",
+                f" (walked {point.walked_acceptance_length:.3f}, expected "
+                f"{point.expected_acceptance_length:.3f})",
                 now=True,
             )
             if point.acceptance_length >= progress.best_acceptance:
@@ -322,7 +354,9 @@ class Loop:
         self._accelerator.wait_for_everyone()
 
     def _stalls(self) -> bool:
-        """Whether the last validations, as many as the recipe allows, all fell short of the best before them."""
+        """Whether the last validations, as many as the recipe allows, all fell short of the best
+        before them.
+        """
         patience, points = self._settings.early_stop_validations, self.progress.validation
         if patience is None or len(points) <= patience:
             return False
@@ -330,7 +364,9 @@ class Loop:
         return max(lengths[-patience:]) <= max(lengths[:-patience])
 
     def _save(self) -> None:
-        ranks = gather_object([{"generator": self._generator.get_state(), "num_consumed": self.progress.num_consumed}])
+        ranks = gather_object(
+            [{"generator": self._generator.get_state(), "num_consumed": self.progress.num_consumed}]
+        )
         self._trainee.gather()
         optimizers = self._trainee.optimizer_states()
         if self._accelerator.is_main_process:

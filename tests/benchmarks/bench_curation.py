@@ -50,7 +50,8 @@ import json, sys, time
 from vllm import LLM, SamplingParams
 job = json.load(open(sys.argv[1]))
 llm = LLM(**job["engine"])
-sampling = [SamplingParams(temperature=t, max_tokens=job["max_tokens"]) for t in job["temperatures"]]
+limit = job["max_tokens"]
+sampling = [SamplingParams(temperature=t, max_tokens=limit) for t in job["temperatures"]]
 llm.chat(job["messages"][:8], sampling[:8], use_tqdm=False)
 started = time.perf_counter()
 answers = llm.chat(job["messages"], sampling, use_tqdm=False)
@@ -90,22 +91,32 @@ def scale(target: TargetRef, folder: Path) -> list[Figure]:
         at_least("rows_per_s_at_50k", small["rows_per_s"], 1500, "conversations/s"),
         at_most("peak_memory_at_500k", large["peak_mib"] / 1024, 4, "GiB"),
         at_most("peak_memory_at_50k", small["peak_mib"] / 1024, 4, "GiB"),
-        # What still grows are the ids and places of the rows and their order; everything else of a row is on disk.
+        # What still grows are the ids and places of the rows and their order; everything else of a
+        # row is on disk.
         at_most("memory_growth", growth_bytes, 256, "B/conversation"),
     ]
 
 
 def _curate(num: int, target: TargetRef, folder: Path) -> dict[str, float]:
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.benchmarks.curation_scale", str(num), target.path, str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.curation_scale",
+        str(num),
+        target.path,
+        str(folder),
+    ]
     result: dict[str, float] = last_json(command, os.environ)
     return result
 
 
 def rendering(renderer: Renderer) -> list[Figure]:
-    """Real chats of three turns with masks, against `apply_chat_template` row by row: the same ids, and no mask there.
+    """Real chats of three turns with masks, against `apply_chat_template` row by row: the same ids,
+    and no mask there.
 
-    What the tokenizer's own batch call takes for the same texts bounds the figure, whatever is done around it.
+    What the tokenizer's own batch call takes for the same texts bounds the figure, whatever is done
+    around it.
     """
     items = list(islice(_human_chats(), NUM_RENDERED))
     turns = [[message.as_dict() for message in item.messages] for item in items]
@@ -114,7 +125,10 @@ def rendering(renderer: Renderer) -> list[Figure]:
     ratios, limits = [], []
     for _ in range(5):
         started = time.perf_counter()
-        theirs = [renderer.tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"] for chat in turns]
+        theirs = [
+            renderer.tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"]
+            for chat in turns
+        ]
         row_by_row_s = time.perf_counter() - started
         started = time.perf_counter()
         rows = [row for batch in batches(items, BATCH) for row in renderer.render_all(batch)]
@@ -134,21 +148,29 @@ def rendering(renderer: Renderer) -> list[Figure]:
 
 def _human_chats() -> Iterator[AnsweredConversation]:
     for _, row in package_rows("chitchat", seed=1):
-        if isinstance(row, list) and len(row) >= 6 and all(isinstance(text, str) and text.strip() for text in row[:6]):
+        if (
+            isinstance(row, list)
+            and len(row) >= 6
+            and all(isinstance(text, str) and text.strip() for text in row[:6])
+        ):
             prompts = tuple(Message("user", text.strip()) for text in row[:6:2])
             answers = tuple(Answer(text.strip(), (), (), 1, False, 0.0) for text in row[1:6:2])
             yield AnsweredConversation(Conversation.of(prompts, source="chitchat"), answers)
 
 
 def near_duplicates() -> list[Figure]:
-    """Pairs planted just above and well below 0.8 Jaccard: the last words of a text are others in its copy."""
+    """Pairs planted just above and well below 0.8 Jaccard: the last words of a text are others in
+    its copy.
+    """
     rng = random.Random(2)
     found = {True: 0, False: 0}
     planted = {True: 0, False: 0}
     index = NearDuplicateIndex(threshold=0.8)
     for number in range(NUM_PAIRS):
         words = [_word(rng) for _ in range(50)]
-        num_changed = rng.choice((5, 8))  # of 48 three-word shingles: Jaccard 43/53 = 0.81 or 40/56 = 0.71
+        num_changed = rng.choice(
+            (5, 8)
+        )  # of 48 three-word shingles: Jaccard 43/53 = 0.81 or 40/56 = 0.71
         text = " ".join(words)
         copy = " ".join([*words[:-num_changed], *(_word(rng) for _ in range(num_changed))])
         is_near = jaccard(shingles(text), shingles(copy)) >= 0.8
@@ -157,12 +179,19 @@ def near_duplicates() -> list[Figure]:
         found[is_near] += index.add_if_new(f"{NUM_PAIRS + number:064x}", copy) is not None
     return [
         at_least("near_duplicate_recall", found[True] / planted[True], 0.95, "of_pairs_at_0.81"),
-        at_least("near_duplicate_precision", found[True] / max(1, sum(found.values())), 0.99, "of_pairs_found"),
+        at_least(
+            "near_duplicate_precision",
+            found[True] / max(1, sum(found.values())),
+            0.99,
+            "of_pairs_found",
+        ),
     ]
 
 
 def regeneration(target: TargetRef, folder: Path) -> list[Figure]:
-    """Tokens per second through the served engine against vLLM's offline batch, the same prompts and settings."""
+    """Tokens per second through the served engine against vLLM's offline batch, the same prompts
+    and settings.
+    """
     recipe = load_recipe("demo")
     settings = recipe.curation.model_copy(update={"num_conversations": NUM_REGENERATED})
     collected = _collect(settings, target, folder / "regenerate")
@@ -186,14 +215,20 @@ def _offline(
     temperatures = {item.conversation.id: item.answers[0].temperature for item in served.answered}
     job = {
         "engine": {
-            "model": target.path, "dtype": engine.dtype, "max_model_len": engine.max_model_len,
-            "max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "enforce_eager": engine.enforce_eager, "kv_cache_memory_bytes": int(engine.kv_cache_gib * 2**30),
+            "model": target.path,
+            "dtype": engine.dtype,
+            "max_model_len": engine.max_model_len,
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "enforce_eager": engine.enforce_eager,
+            "kv_cache_memory_bytes": int(engine.kv_cache_gib * 2**30),
         },
-        "messages": [[message.as_dict() for message in chat.messages] for chat in collected.conversations],
+        "messages": [
+            [message.as_dict() for message in chat.messages] for chat in collected.conversations
+        ],
         "temperatures": [temperatures.get(chat.id, 0.0) for chat in collected.conversations],
         "max_tokens": settings.max_answer_tokens,
-    }  # fmt: skip
+    }
     path = folder / "offline.json"
     path.write_text(json.dumps(job))
     spec = _spec(target, engine)
@@ -204,7 +239,8 @@ def _offline(
 
 
 def kills(target: TargetRef, folder: Path) -> list[Figure]:
-    """SIGKILL ten times at random points of a greedy regeneration, then to the end; the digest is the undisturbed one.
+    """SIGKILL ten times at random points of a greedy regeneration, then to the end; the digest is
+    the undisturbed one.
 
     In float32: in bfloat16 a near-tie falls one way or the other with the batch it is computed in.
     """
@@ -217,11 +253,24 @@ def kills(target: TargetRef, folder: Path) -> list[Figure]:
     with _engine(target, engine, folder) as url:
         undisturbed = _regenerate(collected, url, settings, target, calm)
         expected_s = undisturbed.duration_s
-        kept = [_kill(collected, url, settings, target, disturbed, within_s=expected_s / 8) for _ in range(NUM_KILLS)]
+        kept = [
+            _kill(collected, url, settings, target, disturbed, within_s=expected_s / 8)
+            for _ in range(NUM_KILLS)
+        ]
         last = _regenerate(collected, url, settings, target, disturbed)
-    keys = [json.loads(line)["key"] for path in disturbed.glob("answers-*.jsonl") for line in _whole_lines(path)]
-    digests = {_finish(collected, answers, settings, target, engine, folder) for answers in (undisturbed, last)}
-    print(f"answers kept after each kill: {kept}; reused at the end: {last.num_reused}", file=sys.stderr)
+    keys = [
+        json.loads(line)["key"]
+        for path in disturbed.glob("answers-*.jsonl")
+        for line in _whole_lines(path)
+    ]
+    digests = {
+        _finish(collected, answers, settings, target, engine, folder)
+        for answers in (undisturbed, last)
+    }
+    print(
+        f"answers kept after each kill: {kept}; reused at the end: {last.num_reused}",
+        file=sys.stderr,
+    )
     return [
         at_least("kills_with_progress", len(set(kept)), 5, "of_10"),
         at_most("answers_lost", kept[-1] - last.num_reused, 0, "answers"),
@@ -231,12 +280,20 @@ def kills(target: TargetRef, folder: Path) -> list[Figure]:
 
 
 def _kill(
-    collected: Collected, url: str, settings: CurationSettings, target: TargetRef, folder: Path, *, within_s: float
+    collected: Collected,
+    url: str,
+    settings: CurationSettings,
+    target: TargetRef,
+    folder: Path,
+    *,
+    within_s: float,
 ) -> int:
     """Start a regeneration, kill it at a random moment; returns the answers on disk."""
     job = {**_job(collected, url, settings, target, folder)}
     (folder / "job.pickle").write_bytes(pickle.dumps(job))
-    process = subprocess.Popen([sys.executable, "-c", REGENERATE, str(folder / "job.pickle")], cwd=REPO_DIR)
+    process = subprocess.Popen(
+        [sys.executable, "-c", REGENERATE, str(folder / "job.pickle")], cwd=REPO_DIR
+    )
     before = _num_answers(folder)
     deadline = time.monotonic() + 60
     while _num_answers(folder) == before and process.poll() is None and time.monotonic() < deadline:
@@ -260,11 +317,18 @@ def _collect(settings: CurationSettings, target: TargetRef, folder: Path) -> Col
     return collect(settings, target=target, spool_path=folder / "collected.spool", progress=_quiet)
 
 
-def _job(collected: Collected, url: str, settings: CurationSettings, target: TargetRef, folder: Path) -> dict[str, Any]:
+def _job(
+    collected: Collected, url: str, settings: CurationSettings, target: TargetRef, folder: Path
+) -> dict[str, Any]:
     return {
-        "conversations": collected.conversations, "engine_url": url, "model": "target", "settings": settings,
-        "fingerprint": target.fingerprint, "shard_dir": folder, "spool_path": folder / "answered.spool",
-    }  # fmt: skip
+        "conversations": collected.conversations,
+        "engine_url": url,
+        "model": "target",
+        "settings": settings,
+        "fingerprint": target.fingerprint,
+        "shard_dir": folder,
+        "spool_path": folder / "answered.spool",
+    }
 
 
 def _regenerate(
@@ -290,14 +354,20 @@ def _finish(
 
 def _spec(target: TargetRef, engine: EngineSettings) -> EngineSpec:
     return EngineSpec(
-        name="bench", model_path=target.path, served_model_name="target", settings=engine, port=free_port(),
+        name="bench",
+        model_path=target.path,
+        served_model_name="target",
+        settings=engine,
+        port=free_port(),
         device="cpu",
-    )  # fmt: skip
+    )
 
 
 @contextmanager
 def _engine(target: TargetRef, engine: EngineSettings, folder: Path) -> Iterator[str]:
-    with Engine.start(_spec(target, engine), log_path=folder / "engine.log", fingerprint=None).wait_ready() as running:
+    with Engine.start(
+        _spec(target, engine), log_path=folder / "engine.log", fingerprint=None
+    ).wait_ready() as running:
         yield running.url
 
 

@@ -1,4 +1,6 @@
-"""The gate: its statistics on simulated gates whose truth is known, then its measurement on real engines."""
+"""The gate: its statistics on simulated gates whose truth is known, then its measurement on real
+engines.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ import numpy as np
 
 from components.contracts import Verdict
 from components.evaluation.rules.looks import at_look
-from components.evaluation.statistics.bootstrap import bootstrap_ratio, bootstrap_relative_difference
+from components.evaluation.statistics.bootstrap import (
+    bootstrap_ratio,
+    bootstrap_relative_difference,
+)
 from components.evaluation.statistics.estimate import Estimate, threshold_verdict
 from components.evaluation.statistics.ratios import (
     estimate_ratio,
@@ -35,7 +40,9 @@ from tests.benchmarks.simulated_outputs import output_figures
 NUM_GATES = 5_000
 """2,000 leave a standard error of 0.5 points in a coverage; these 0.3."""
 NUM_CLAIM_GATES = 10_000
-"""Rates of one to three per cent need more gates than coverage does: a standard error of 0.1 to 0.15 points."""
+"""Rates of one to three per cent need more gates than coverage does: a standard error of 0.1 to
+0.15 points.
+"""
 NUM_BOOTSTRAPPED, RESAMPLES = 400, 800
 OFFSETS = {"mt_bench": -0.5, "humaneval": -0.2, "gsm_symbolic": 0.2, "conversations": 0.4}
 """Slices differ in how easy they are; overall figures must not depend on it."""
@@ -57,12 +64,17 @@ def run() -> list[Figure]:
 
 
 def coverage(kind: str, sizes: dict[str, int]) -> list[Figure]:
-    """Share of simulated gates whose 95 % interval holds the truth: per slice of 8 and 16 prompts, and overall.
+    """Share of simulated gates whose 95 % interval holds the truth: per slice of 8 and 16 prompts,
+    and overall.
 
-    Slices of one size count together. BCa's share is told beside it, of both kinds of intervals together.
+    Slices of one size count together. BCa's share is told beside it, of both kinds of intervals
+    together.
     """
     worlds = {name: World(kind, OFFSETS[name], shift=0.1) for name in sizes}
-    measured = {name: simulate(worlds[name], (NUM_GATES, sizes[name]), _generator(kind, name)) for name in sizes}
+    measured = {
+        name: simulate(worlds[name], (NUM_GATES, sizes[name]), _generator(kind, name))
+        for name in sizes
+    }
     figures = []
     for prompts in sorted(set(sizes.values())):
         names = [name for name in sizes if sizes[name] == prompts]
@@ -88,13 +100,23 @@ def _coverage_of(worlds: list[World], sizes: list[int], slices: list[Arms]) -> d
     for gate in range(NUM_GATES):
         arms = [array[gate] for array in gates]
         hits["difference"] += _holds(estimate_relative_difference(*arms, strata=strata), difference)
-        hits["length"] += _holds(estimate_ratio(arms[0], arms[1], origin=1.0, strata=strata), length)
+        hits["length"] += _holds(
+            estimate_ratio(arms[0], arms[1], origin=1.0, strata=strata), length
+        )
     bca = 0
     for gate in range(NUM_BOOTSTRAPPED):
         arms = [array[gate] for array in gates]
         for interval, true in (
-            (bootstrap_relative_difference(*arms, num_samples=RESAMPLES, seed=gate, strata=strata), difference),
-            (bootstrap_ratio(arms[0], arms[1], num_samples=RESAMPLES, seed=gate, strata=strata), length),
+            (
+                bootstrap_relative_difference(
+                    *arms, num_samples=RESAMPLES, seed=gate, strata=strata
+                ),
+                difference,
+            ),
+            (
+                bootstrap_ratio(arms[0], arms[1], num_samples=RESAMPLES, seed=gate, strata=strata),
+                length,
+            ),
         ):
             bca += interval is not None and interval[0] <= true <= interval[1]
     shares = {what: 100 * count / NUM_GATES for what, count in hits.items()}
@@ -102,16 +124,21 @@ def _coverage_of(worlds: list[World], sizes: list[int], slices: list[Arms]) -> d
 
 
 def claims(kind: str, sizes: dict[str, int]) -> list[Figure]:
-    """How often wrong claims are made: of a drafter 5 % worse on one slice of five, and of an equal one.
+    """How often wrong claims are made: of a drafter 5 % worse on one slice of five, and of an equal
+    one.
 
-    The worse slice is one of the smallest or one of the largest; the margin is 5 %, so that drafter is just outside.
+    The worse slice is one of the smallest or one of the largest; the margin is 5 %, so that drafter
+    is just outside.
     """
     settings = GateSettings(non_inferiority_margin=MARGIN)
     five = [*sizes.values(), max(sizes.values())]
     worse = World(kind, shift=shift_for(kind, -MARGIN))
     equal = World(kind, shift=shift_for(kind, 0.0))
     figures = []
-    for factor in (1, 8):  # with eight times the prompts the four good slices hardly stand in the way of a pass
+    for factor in (
+        1,
+        8,
+    ):  # with eight times the prompts the four good slices hardly stand in the way of a pass
         counts = [count * factor for count in five]
         rates = [_false_pass(worse, equal, counts, index, settings) for index in (1, 0)]
         figures.append(at_most(f"false_pass_5_percent_worse_{kind}_x{factor}", max(rates), 1, "%"))
@@ -122,32 +149,44 @@ def claims(kind: str, sizes: dict[str, int]) -> list[Figure]:
     return figures
 
 
-def _false_pass(worse: World, equal: World, counts: list[int], index: int, settings: GateSettings) -> float:
+def _false_pass(
+    worse: World, equal: World, counts: list[int], index: int, settings: GateSettings
+) -> float:
     passes, done = 0, 0
     while done < NUM_CLAIM_GATES:
         chunk = min(1_000, NUM_CLAIM_GATES - done)
         generator = _generator(worse.kind, index, counts[0], done)
-        slices = [simulate(worse if k == index else equal, (chunk, n), generator) for k, n in enumerate(counts)]
+        slices = [
+            simulate(worse if k == index else equal, (chunk, n), generator)
+            for k, n in enumerate(counts)
+        ]
         for gate in range(chunk):
             # The worse slice first: where it does not pass, the others need no estimate.
             first = estimate_relative_difference(*(array[gate] for array in slices[index]))
             if first is None or first.p_above(-MARGIN) > settings.non_inferiority_alpha:
                 continue
             estimates = {
-                str(k): estimate_relative_difference(*(array[gate] for array in arms)) for k, arms in enumerate(slices)
+                str(k): estimate_relative_difference(*(array[gate] for array in arms))
+                for k, arms in enumerate(slices)
             }
             passes += set(_verdicts(estimates, settings)) == {Verdict.PASS}
         done += chunk
     return 100 * passes / NUM_CLAIM_GATES
 
 
-def _claims_of_equal(worlds: list[World], sizes: list[int], settings: GateSettings) -> tuple[float, float]:
-    """Per cent of gates that claim superiority overall, and that fail some slice, of a drafter equal on all."""
+def _claims_of_equal(
+    worlds: list[World], sizes: list[int], settings: GateSettings
+) -> tuple[float, float]:
+    """Per cent of gates that claim superiority overall, and that fail some slice, of a drafter
+    equal on all.
+    """
     strata = [str(index) for index, size in enumerate(sizes) for _ in range(size)]
     bounds = np.cumsum([0, *sizes])
     superior, failed = 0, 0
     generator = _generator(worlds[0].kind, "equal")
-    gates = _joined([simulate(w, (NUM_CLAIM_GATES, n), generator) for w, n in zip(worlds, sizes, strict=True)])
+    gates = _joined(
+        [simulate(w, (NUM_CLAIM_GATES, n), generator) for w, n in zip(worlds, sizes, strict=True)]
+    )
     for gate in range(NUM_CLAIM_GATES):
         arms = [array[gate] for array in gates]
         whole = estimate_relative_difference(*arms, strata=strata)
@@ -161,10 +200,12 @@ def _claims_of_equal(worlds: list[World], sizes: list[int], settings: GateSettin
 
 
 def powers(sizes: dict[str, int]) -> list[Figure]:
-    """Chance that a true +5 % is claimed superior, with the demo's prompts doubled; else the count that reaches 0.9.
+    """Chance that a true +5 % is claimed superior, with the demo's prompts doubled; else the count
+    that reaches 0.9.
 
-    The drafters differ as demo drafters of unlike training do (noise 0.4), the worst case of those measured. Beside the
-    whole level, what one look has: the first one's, and that of two, the second after as many prompts again.
+    The drafters differ as demo drafters of unlike training do (noise 0.4), the worst case of those
+    measured. Beside the whole level, what one look has: the first one's, and that of two, the
+    second after as many prompts again.
     """
     settings, figures = GateSettings(), []
     for kind in KINDS:
@@ -180,16 +221,23 @@ def powers(sizes: dict[str, int]) -> list[Figure]:
             figures.append(_told(f"prompts_for_power_0.9_{kind}", count, "prompts"))
         first, second = _power_of_looks(worlds, doubled, settings)
         figures.append(_told(f"power_first_look_{kind}_{sum(doubled)}_prompts", first, "of_gates"))
-        figures.append(at_least(f"power_two_looks_{kind}_{2 * sum(doubled)}_prompts", second, 0.9, "of_gates"))
+        figures.append(
+            at_least(f"power_two_looks_{kind}_{2 * sum(doubled)}_prompts", second, 0.9, "of_gates")
+        )
     return figures
 
 
-def _power_of_looks(worlds: list[World], sizes: list[int], settings: GateSettings) -> tuple[float, float]:
+def _power_of_looks(
+    worlds: list[World], sizes: list[int], settings: GateSettings
+) -> tuple[float, float]:
     """Share of gates that claim superiority at their first look, and at their first or second."""
     strata = [str(index) for index, size in enumerate(sizes) for _ in range(size)]
     generator = _generator(worlds[0].kind, "looks", sum(sizes))
     halves = [
-        _joined([simulate(w, (NUM_GATES, n), generator) for w, n in zip(worlds, sizes, strict=True)]) for _ in range(2)
+        _joined(
+            [simulate(w, (NUM_GATES, n), generator) for w, n in zip(worlds, sizes, strict=True)]
+        )
+        for _ in range(2)
     ]
     won = [0, 0]
     for gate in range(NUM_GATES):
@@ -197,7 +245,9 @@ def _power_of_looks(worlds: list[World], sizes: list[int], settings: GateSetting
         both = [np.concatenate(pair) for pair in zip(*arms, strict=True)]
         verdicts = [
             threshold_verdict(
-                estimate_relative_difference(*seen, strata=strata * look), 0.0, alpha=at_look(settings, look).alpha
+                estimate_relative_difference(*seen, strata=strata * look),
+                0.0,
+                alpha=at_look(settings, look).alpha,
             )
             for look, seen in ((1, arms[0]), (2, both))
         ]
@@ -209,10 +259,14 @@ def _power_of_looks(worlds: list[World], sizes: list[int], settings: GateSetting
 def _power(worlds: list[World], sizes: list[int], settings: GateSettings) -> float:
     strata = [str(index) for index, size in enumerate(sizes) for _ in range(size)]
     generator = _generator(worlds[0].kind, "power", sum(sizes))
-    gates = _joined([simulate(w, (NUM_GATES, n), generator) for w, n in zip(worlds, sizes, strict=True)])
+    gates = _joined(
+        [simulate(w, (NUM_GATES, n), generator) for w, n in zip(worlds, sizes, strict=True)]
+    )
     won = [
         threshold_verdict(
-            estimate_relative_difference(*(array[gate] for array in gates), strata=strata), 0.0, alpha=settings.alpha
+            estimate_relative_difference(*(array[gate] for array in gates), strata=strata),
+            0.0,
+            alpha=settings.alpha,
         )
         is Verdict.PASS
         for gate in range(NUM_GATES)
@@ -249,4 +303,6 @@ def _told(name: str, value: float, unit: str) -> Figure:
 
 def _generator(*parts: object) -> np.random.Generator:
     """Of its own for each simulation, the same in every run."""
-    return np.random.default_rng([sum(map(ord, str(part))) * (index + 1) for index, part in enumerate(parts)])
+    return np.random.default_rng(
+        [sum(map(ord, str(part))) * (index + 1) for index, part in enumerate(parts)]
+    )

@@ -1,10 +1,12 @@
-"""Reference decoding: is it lossless, over a million draws per case, and what does the Markov head cost a round?
+"""Reference decoding: is it lossless, over a million draws per case, and what does the Markov head
+cost a round?
 
-Lossless: chi-squared over all sequences of four tokens of a target with eight, for each kind of drafter, at temperature
-0.7 and 1.0, and with a prefix scheduler; at temperature 0 every draw is one sequence, so the draws that differ from it
-are counted. The goal holds for each of the 14 p-values by itself; by Bonferroni the least of them falls below 1e-3 in
-at most 1.4 % of runs of a decoder that is lossless, so a single one short of it is to be repeated with another seed.
-Two wrong verifications and a scheduler that looks ahead show that the test would notice.
+Lossless: chi-squared over all sequences of four tokens of a target with eight, for each kind of
+drafter, at temperature 0.7 and 1.0, and with a prefix scheduler; at temperature 0 every draw is one
+sequence, so the draws that differ from it are counted. The goal holds for each of the 14 p-values
+by itself; by Bonferroni the least of them falls below 1e-3 in at most 1.4 % of runs of a decoder
+that is lossless, so a single one short of it is to be repeated with another seed. Two wrong
+verifications and a scheduler that looks ahead show that the test would notice.
 """
 
 from __future__ import annotations
@@ -80,16 +82,29 @@ class Case:
         decoder = ReferenceDecoder(folder / "target", folder / self.kind)
         call: dict[str, Any] = {"temperature": self.temperature}
         if self.has_scheduler or self.is_peeking:
-            call["scheduler"] = PeekingScheduler() if self.is_peeking else calibrated_scheduler(SURVIVAL_THRESHOLD)
+            call["scheduler"] = (
+                PeekingScheduler() if self.is_peeking else calibrated_scheduler(SURVIVAL_THRESHOLD)
+            )
         num_draws = NUM_DRAWS_WRONG if self.verify or self.is_peeking else NUM_DRAWS
-        with patch.object(reference_loop, "verify_sampled", self.verify or reference_loop.verify_sampled):
+        with patch.object(
+            reference_loop, "verify_sampled", self.verify or reference_loop.verify_sampled
+        ):
             counts = count_draws(
-                decoder, num_draws=num_draws, batch_size=BATCH_SIZE, num_tokens=NUM_TOKENS, seed=0, **call
+                decoder,
+                num_draws=num_draws,
+                batch_size=BATCH_SIZE,
+                num_tokens=NUM_TOKENS,
+                seed=0,
+                **call,
             )
         if self.temperature == 0:
             codes = [_greedy_code(decoder, prompt) for prompt in PROMPTS]
-            return sum(int(count[code]) for count, code in zip(counts, codes, strict=True)) / num_draws
-        exact = exact_probabilities(folder / "target", PROMPTS, num_tokens=NUM_TOKENS, temperature=self.temperature)
+            return (
+                sum(int(count[code]) for count, code in zip(counts, codes, strict=True)) / num_draws
+            )
+        exact = exact_probabilities(
+            folder / "target", PROMPTS, num_tokens=NUM_TOKENS, temperature=self.temperature
+        )
         return chi_squared_p_value(counts, exact)
 
 
@@ -126,8 +141,16 @@ def losslessness(folder: Path) -> list[Figure]:
         print(f"{case.name:45} {what} {value:.3g} ({duration_s:.0f} s)", file=sys.stderr)
     values = {case: value for case, (value, _) in zip((*CASES, *WRONG_CASES), results, strict=True)}
     return [
-        *(at_least(f"p_value_{case.name}", values[case], 1e-3, "p") for case in CASES if case.temperature > 0),
-        *(at_least(f"argmax_{case.name}", values[case], 1, "of_draws") for case in CASES if case.temperature == 0),
+        *(
+            at_least(f"p_value_{case.name}", values[case], 1e-3, "p")
+            for case in CASES
+            if case.temperature > 0
+        ),
+        *(
+            at_least(f"argmax_{case.name}", values[case], 1, "of_draws")
+            for case in CASES
+            if case.temperature == 0
+        ),
         *(at_most(f"p_value_{case.name}", values[case], 1e-6, "p") for case in WRONG_CASES),
     ]
 
@@ -148,8 +171,9 @@ def _greedy_code(decoder: ReferenceDecoder, prompt: tuple[int, ...]) -> int:
 
 
 def rounds(folder: Path) -> list[Figure]:
-    """One drafting round of the demo's drafter, batch of one, greedy, float32, one thread: with its head, without it,
-    and with the head on 64 candidates; the three in turn, medians."""
+    """One drafting round of the demo's drafter, batch of one, greedy, float32, one thread: with its
+    head, without it, and with the head on 64 candidates; the three in turn, medians.
+    """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -162,7 +186,8 @@ def rounds(folder: Path) -> list[Figure]:
     for block, (with_s, without_s, candidates_s) in table.items():
         share, share_of_candidates = 1 - without_s / with_s, 1 - without_s / candidates_s
         print(
-            f"{block:5d} {1e3 * without_s:8.3f} {1e3 * with_s:11.3f} {share:7.1%} {1e3 * candidates_s:15.3f} "
+            f"{block:5d} {1e3 * without_s:8.3f} {1e3 * with_s:11.3f} {share:7.1%} "
+            f"{1e3 * candidates_s:15.3f} "
             f"{share_of_candidates:7.1%}",
             file=sys.stderr,
         )
@@ -180,22 +205,38 @@ def rounds(folder: Path) -> list[Figure]:
 
 
 def _demo_drafters(folder: Path) -> tuple[BlockDrafter, BlockDrafter, BlockDrafter]:
-    """The demo's drafter with its Markov head, without it, and with it on candidates; the same weights and context."""
+    """The demo's drafter with its Markov head, without it, and with it on candidates; the same
+    weights and context.
+    """
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=3, num_attention_heads=9,
-        num_key_value_heads=3, tie_word_embeddings=True, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=3,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+    )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder / "demo-target")
     path = write_random_drafter(
-        folder / "demo", "dspark-vanilla", target=folder / "demo-target", aux_layer_ids=(1, 2, 3),
-        draft_token_ids=range(DEMO_DRAFT_VOCAB), markov_rank=DEMO_RANK, block_size=max(BLOCK_SIZES), weight_std=0.02,
-    )  # fmt: skip
+        folder / "demo",
+        "dspark-vanilla",
+        target=folder / "demo-target",
+        aux_layer_ids=(1, 2, 3),
+        draft_token_ids=range(DEMO_DRAFT_VOCAB),
+        markov_rank=DEMO_RANK,
+        block_size=max(BLOCK_SIZES),
+        weight_std=0.02,
+    )
     embedding_WH = model.get_input_embeddings().weight.detach()
     parts = TargetParts(embedding_WH, embedding_WH, torch.float32, torch.device("cpu"))
     aux_1TLH = torch.randn(1, NUM_CONTEXT, 3, 576)
-    rows = ContextRows(aux_1TLH, torch.randint(49152, (1, NUM_CONTEXT)), torch.tensor([NUM_CONTEXT]))
+    rows = ContextRows(
+        aux_1TLH, torch.randint(49152, (1, NUM_CONTEXT)), torch.tensor([NUM_CONTEXT])
+    )
     drafters = []
     for _ in range(3):
         drafter = load_drafter(path, parts)

@@ -1,4 +1,6 @@
-"""hs_connectors' Mooncake connector in a vLLM without an accelerator, for the comparison with speculators' loader."""
+"""hs_connectors' Mooncake connector in a vLLM without an accelerator, for the comparison with
+speculators' loader.
+"""
 
 from __future__ import annotations
 

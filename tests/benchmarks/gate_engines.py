@@ -1,7 +1,8 @@
-"""The gate's measurement on real engines: the demo target, with and without a drafter, as the demo serves them.
+"""The gate's measurement on real engines: the demo target, with and without a drafter, as the demo
+serves them.
 
-The drafter is the checkpoint folder in DSPARK_BENCH_DRAFTER, else the demo's last training in the state folder, else
-an untrained one, whose verdict is a plain fail.
+The drafter is the checkpoint folder in DSPARK_BENCH_DRAFTER, else the demo's last training in the
+state folder, else an untrained one, whose verdict is a plain fail.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def engine_figures() -> list[Figure]:
     """Counters against requests, the cost of measuring, and the same gate ten times."""
     recipe = load_recipe("demo")
     prompts = load_prompts(recipe.evaluation)
-    with tempfile.TemporaryDirectory(prefix="bench") as name, _arms(recipe, Path(name)) as (target, arms):
+    with (
+        tempfile.TemporaryDirectory(prefix="bench") as name,
+        _arms(recipe, Path(name)) as (target, arms),
+    ):
         return [
             _counters(arms["candidate"], prompts, recipe),
             *_overhead(arms["no_draft"], prompts, recipe),
@@ -57,19 +61,24 @@ def engine_figures() -> list[Figure]:
 
 
 def _counters(candidate: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe) -> Figure:
-    """Tokens by which the engine's counters and its per-request metrics differ, over every counter."""
+    """Tokens by which the engine's counters and its per-request metrics differ, over every
+    counter.
+    """
     measured = measure_acceptance(candidate, prompts, settings=recipe.evaluation)
     expected = expected_counters(measured.prompts)
-    difference = sum(abs(measured.counters.get(counter, 0.0) - value) for counter, value in expected.items())
+    difference = sum(
+        abs(measured.counters.get(counter, 0.0) - value) for counter, value in expected.items()
+    )
     return at_most("counters_against_requests", difference, 0, "tokens")
 
 
 def _overhead(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe) -> list[Figure]:
-    """tok/s as the gate measures it over what a bare client gets, on the same prompts, round by round in turns.
+    """tok/s as the gate measures it over what a bare client gets, on the same prompts, round by
+    round in turns.
 
-    The speed measurement streams, because it takes times, and is set against a bare client that streams as well: what
-    streaming costs the engine's own server is told apart from what measuring costs. That of acceptance warms up and
-    settles its counters first, which is in its figure, too.
+    The speed measurement streams, because it takes times, and is set against a bare client that
+    streams as well: what streaming costs the engine's own server is told apart from what measuring
+    costs. That of acceptance warms up and settles its counters first, which is in its figure, too.
     """
     requests = len(prompts)
     settings = recipe.evaluation.model_copy(
@@ -79,7 +88,9 @@ def _overhead(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe) -> 
     for _ in range(NUM_ROUNDS):
         bare.append(asyncio.run(_bare_client(plain, prompts, recipe, streams=False)))
         streamed.append(asyncio.run(_bare_client(plain, prompts, recipe, streams=True)))
-        speed.append(measure_speed([plain], prompts, settings=settings)["no_draft"][0].output_tokens_per_s)
+        speed.append(
+            measure_speed([plain], prompts, settings=settings)["no_draft"][0].output_tokens_per_s
+        )
         started = time.perf_counter()
         measured = measure_acceptance(plain, prompts, settings=settings)
         num_tokens = sum(prompt.num_output_tokens for prompt in measured.prompts)
@@ -100,7 +111,9 @@ def _told(name: str, value: float) -> Figure:
     return Figure(name=name, value=value, unit="x", goal="-", ok=True)
 
 
-async def _bare_client(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe, *, streams: bool) -> float:
+async def _bare_client(
+    plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe, *, streams: bool
+) -> float:
     """tok/s of requests that are only sent and waited for."""
     settings, waiting, num_tokens = recipe.evaluation, iter(prompts), 0
     async with httpx.AsyncClient(base_url=plain.url, timeout=300, trust_env=False) as client:
@@ -114,8 +127,11 @@ async def _bare_client(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Re
                     "max_tokens": settings.max_tokens,
                     "temperature": settings.temperature,
                 }
-                answered = await (_streamed(client, payload) if streams else _answered(client, payload))
-                num_tokens += answered  # not in one line: the sum would be read before the wait, and lanes overwrite it
+                answered = await (
+                    _streamed(client, payload) if streams else _answered(client, payload)
+                )
+                # not in one line: the sum would be read before the wait, and lanes overwrite it
+                num_tokens += answered
 
         started = time.perf_counter()
         await asyncio.gather(*(lane() for _ in range(CONCURRENCY)))
@@ -137,18 +153,26 @@ async def _streamed(client: httpx.AsyncClient, payload: dict[str, Any]) -> int:
     return int(json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"])
 
 
-def _same_verdict(target: TargetRef, arms: dict[str, ArmEndpoint], prompts: Sequence[Prompt], recipe: Recipe) -> Figure:
-    """How many of ten gates over the same drafter say what most of them say, by every rule that they measure for."""
+def _same_verdict(
+    target: TargetRef, arms: dict[str, ArmEndpoint], prompts: Sequence[Prompt], recipe: Recipe
+) -> Figure:
+    """How many of ten gates over the same drafter say what most of them say, by every rule that
+    they measure for.
+    """
     settings = recipe.gate.model_copy(update={"max_train_served_gap": None, "min_speedup": None})
     verdicts = []
     for _ in range(NUM_GATES):
         measured = {
-            arm: measure_acceptance(one, prompts, settings=recipe.evaluation, with_logprobs=arm == "no_draft")
+            arm: measure_acceptance(
+                one, prompts, settings=recipe.evaluation, with_logprobs=arm == "no_draft"
+            )
             for arm, one in arms.items()
         }
         loads = expected_loads(recipe, num_draft_tokens=arms["candidate"].num_draft_tokens)
         itself = {load: _again(arms["no_draft"], prompts, recipe, load) for load in loads}
-        report = build_report(target, measured=measured, speed={}, prompts=prompts, recipe=recipe, itself=itself)
+        report = build_report(
+            target, measured=measured, speed={}, prompts=prompts, recipe=recipe, itself=itself
+        )
         verdicts.append(decide(report, settings=settings).verdict)
     verdict, count = Counter(verdicts).most_common(1)[0]
     return at_least(f"same_verdict_{verdict}", count, NUM_GATES, f"of_{NUM_GATES}_gates")
@@ -175,9 +199,13 @@ def _arms(recipe: Recipe, folder: Path) -> Iterator[tuple[TargetRef, dict[str, A
             device=resolve_device(recipe.engine),
             checkpoint=drafter,
         )
-        for arm, port, drafter in zip(("candidate", "no_draft"), ports, (checkpoint, None), strict=True)
+        for arm, port, drafter in zip(
+            ("candidate", "no_draft"), ports, (checkpoint, None), strict=True
+        )
     ]
-    with start_engines(specs, log_dir=folder, fingerprint=target.fingerprint, allow_unbound=True) as engines:
+    with start_engines(
+        specs, log_dir=folder, fingerprint=target.fingerprint, allow_unbound=True
+    ) as engines:
         yield target, {engine.spec.name: engine.endpoint(engine.spec.name) for engine in engines}
 
 
@@ -196,6 +224,14 @@ def _drafter(recipe: Recipe, target: TargetRef, folder: Path) -> CheckpointRef:
         seed=0,
     )
     return export_checkpoint(
-        model, folder / "untrained", target=target, settings=recipe.drafter, dataset_digest=None, step=0,
-        num_trained_tokens=0, parent_digest=None, expected_acceptance_length=None, extra={},
-    )  # fmt: skip
+        model,
+        folder / "untrained",
+        target=target,
+        settings=recipe.drafter,
+        dataset_digest=None,
+        step=0,
+        num_trained_tokens=0,
+        parent_digest=None,
+        expected_acceptance_length=None,
+        extra={},
+    )

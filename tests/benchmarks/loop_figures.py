@@ -25,7 +25,8 @@ TIMEOUT_S = 3 * 3600
 
 @contextmanager
 def own_services() -> Iterator[dict[str, str]]:
-    """Services on free ports with an empty state folder; yields the environment that points at them.
+    """Services on free ports with an empty state folder; yields the environment that points at
+    them.
 
     Raises:
         ServiceError: they do not come up.
@@ -39,7 +40,9 @@ def own_services() -> Iterator[dict[str, str]]:
             environment.pop(name, None)
         up = _module("components.services.up", environment=environment)
         if up.returncode != 0:
-            raise ServiceError("services did not come up", got=up.stderr.strip() or up.stdout.strip())
+            raise ServiceError(
+                "services did not come up", got=up.stderr.strip() or up.stdout.strip()
+            )
         try:
             yield environment
         finally:
@@ -76,7 +79,9 @@ def at_least(name: str, value: float, goal: float, unit: str) -> Figure:
 
 
 def house_figures(report: LifecycleReport) -> list[Figure]:
-    """What holds for every run: orchestration, memory, nothing on disk, nothing left in the store."""
+    """What holds for every run: orchestration, memory, nothing on disk, nothing left in the
+    store.
+    """
     memory_gib = (report.peak_memory_mib or float("inf")) / 1024
     figures = [
         at_most("orchestration_share", report.orchestration_share, 0.05, "of_wall_time"),

@@ -18,7 +18,9 @@ def last_json(command: list[str], environment: Mapping[str, str] = os.environ) -
     Raises:
         ServiceError: it failed.
     """
-    result = subprocess.run(command, cwd=REPO_DIR, env=dict(environment), capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, cwd=REPO_DIR, env=dict(environment), capture_output=True, text=True, check=False
+    )
     if result.returncode != 0:
         raise ServiceError("a benchmark's process failed", got=result.stderr[-800:])
     return json.loads(result.stdout.strip().splitlines()[-1])

@@ -1,7 +1,9 @@
-"""Runs the benchmarks of this folder: `python -m tests.benchmarks.run [NAME ...]`, all of them with no name.
+"""Runs the benchmarks of this folder: `python -m tests.benchmarks.run [NAME ...]`, all of them with
+no name.
 
-A benchmark is a file `bench_<name>.py` with a function `run() -> list[Figure]`. One line per figure is printed,
-`name value unit goal ok|short`, and all of them are written as JSON to `<state folder>/bench/<time>.json`.
+A benchmark is a file `bench_<name>.py` with a function `run() -> list[Figure]`. One line per figure
+is printed, `name value unit goal ok|short`, and all of them are written as JSON to
+`<state folder>/bench/<time>.json`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Figure:
     ok: bool
 
     def __str__(self) -> str:
-        return f"{self.name} {self.value:.6g} {self.unit} {self.goal} {'ok' if self.ok else 'short'}"
+        return (
+            f"{self.name} {self.value:.6g} {self.unit} {self.goal} {'ok' if self.ok else 'short'}"
+        )
 
 
 def discover() -> dict[str, str]:
@@ -53,12 +57,16 @@ def select(names: list[str], *, known: dict[str, str]) -> dict[str, str]:
     """
     for name in names:
         if name not in known:
-            raise ConfigError("no such benchmark", got=name, expected=", ".join(known) or "a bench_*.py file")
+            raise ConfigError(
+                "no such benchmark", got=name, expected=", ".join(known) or "a bench_*.py file"
+            )
     return {name: known[name] for name in names} if names else known
 
 
 def run_one(name: str, module: str) -> dict[str, object]:
-    """Run one benchmark and print its figures; one that fails becomes a record of its error, and the rest still run."""
+    """Run one benchmark and print its figures; one that fails becomes a record of its error, and
+    the rest still run.
+    """
     started_s = time.perf_counter()
     try:
         function: Callable[[], list[Figure]] = importlib.import_module(module).run
@@ -69,7 +77,11 @@ def run_one(name: str, module: str) -> dict[str, object]:
     for figure in figures:
         print(figure, flush=True)
     duration_s = round(time.perf_counter() - started_s, 3)
-    return {"benchmark": name, "duration_s": duration_s, "figures": [asdict(figure) for figure in figures]}
+    return {
+        "benchmark": name,
+        "duration_s": duration_s,
+        "figures": [asdict(figure) for figure in figures],
+    }
 
 
 def machine() -> dict[str, object]:
@@ -100,7 +112,11 @@ def main(arguments: list[str]) -> int:
 
 def _reached(result: dict[str, object]) -> bool:
     figures = result["figures"]
-    return "error" not in result and isinstance(figures, list) and all(figure["ok"] for figure in figures)
+    return (
+        "error" not in result
+        and isinstance(figures, list)
+        and all(figure["ok"] for figure in figures)
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Simulated greedy outputs of engines that round, and of one that also accepts wrong drafts: what the gate must tell.
+"""Simulated greedy outputs of engines that round, and of one that also accepts wrong drafts: what
+the gate must tell.
 
-A token's gap to the second best is nearly uniform next to zero; a computation moves it by noise of its own; where the
-noise of two computations differs by more than the gap, their outputs part. An engine that keeps a wrong draft parts at
-a gap of its own: that of the drafter's token.
+A token's gap to the second best is nearly uniform next to zero; a computation moves it by noise of
+its own; where the noise of two computations differs by more than the gap, their outputs part. An
+engine that keeps a wrong draft parts at a gap of its own: that of the drafter's token.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ MEAN_WRONG_MARGIN_NATS = 2.0
 
 @dataclass(frozen=True)
 class Machine:
-    """How an engine's answers agree with its own: share of answers of `NUM_TOKENS` tokens that are equal."""
+    """How an engine's answers agree with its own: share of answers of `NUM_TOKENS` tokens that are
+    equal.
+    """
 
     agreement: float
     tails: str = "normal"
@@ -37,8 +40,8 @@ class Machine:
     def noise_nats(self) -> float:
         """Spread of one computation's noise on a gap, from the agreement.
 
-        Outputs part at a token with probability density x E[max(0, difference of two noises)], and the mean positive
-        part of a normal difference of spread sqrt(2) s is sqrt(2) s / sqrt(2 pi).
+        Outputs part at a token with probability density x E[max(0, difference of two noises)], and
+        the mean positive part of a normal difference of spread sqrt(2) s is sqrt(2) s / sqrt(2 pi).
         """
         parting = 1 - self.agreement ** (1 / NUM_TOKENS)
         return parting / GAPS_PER_NAT * float(np.sqrt(np.pi))
@@ -54,15 +57,23 @@ NUM_GATES, NUM_WRONG_GATES = 4_000, 1_000
 
 
 def output_figures(num_prompts: int) -> list[Figure]:
-    """How often a right engine fails, and one that keeps 1 wrong draft in 50, on machines that agree with themselves on
-    all, three quarters and not half of their outputs."""
+    """How often a right engine fails, and one that keeps 1 wrong draft in 50, on machines that
+    agree with themselves on all, three quarters and not half of their outputs.
+    """
     alpha, figures = GateSettings().losslessness_alpha, []
     for tails in ("normal", "laplace"):
         for agreement in (1.0, 0.75, 0.45):
             machine, name = Machine(agreement, tails), f"{tails}_{agreement:g}_agreement"
-            right = failed_share(machine, num_gates=NUM_GATES, num_prompts=num_prompts, alpha=alpha, seed=1)
+            right = failed_share(
+                machine, num_gates=NUM_GATES, num_prompts=num_prompts, alpha=alpha, seed=1
+            )
             wrong = failed_share(
-                machine, num_gates=NUM_WRONG_GATES, num_prompts=num_prompts, alpha=alpha, wrong_rate=1 / 50, seed=2
+                machine,
+                num_gates=NUM_WRONG_GATES,
+                num_prompts=num_prompts,
+                alpha=alpha,
+                wrong_rate=1 / 50,
+                seed=2,
             )
             figures.append(at_most(f"lossless_fails_{name}", 100 * right, 0.5, "%"))
             figures.append(at_least(f"one_wrong_in_50_fails_{name}", 100 * wrong, 99, "%"))
@@ -70,19 +81,31 @@ def output_figures(num_prompts: int) -> list[Figure]:
 
 
 def failed_share(
-    machine: Machine, *, num_gates: int, num_prompts: int, alpha: float, wrong_rate: float = 0.0, seed: int = 0
+    machine: Machine,
+    *,
+    num_gates: int,
+    num_prompts: int,
+    alpha: float,
+    wrong_rate: float = 0.0,
+    seed: int = 0,
 ) -> float:
-    """Share of gates that fail: of a lossless engine, or of one that keeps `wrong_rate` of its wrong drafts."""
+    """Share of gates that fail: of a lossless engine, or of one that keeps `wrong_rate` of its
+    wrong drafts.
+    """
     generator = np.random.default_rng(seed)
     failed = 0
     for _ in range(num_gates):
         gaps = _gaps((num_prompts, NUM_TOKENS), generator)
         plain, *again, drafted = (machine.noise(gaps.shape, generator) for _ in range(4))
-        itself = [_compared(gaps, plain, noise, load) for noise, load in zip(again, (4, 20), strict=True)]
+        itself = [
+            _compared(gaps, plain, noise, load) for noise, load in zip(again, (4, 20), strict=True)
+        ]
         parted = _partings(gaps, plain, drafted)
         if wrong_rate:
             parted = _with_wrong_drafts(parted, wrong_rate, num_prompts, generator)
-        failed += judge_outputs(parted, itself, dtype="bfloat16", alpha=alpha).verdict is Verdict.FAIL
+        failed += (
+            judge_outputs(parted, itself, dtype="bfloat16", alpha=alpha).verdict is Verdict.FAIL
+        )
     return failed / num_gates
 
 
@@ -95,13 +118,16 @@ def _gaps(shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
 def _partings(gaps: np.ndarray, plain: np.ndarray, other: np.ndarray) -> dict[str, Divergence]:
     """By prompt number: the first token at which the other computation chooses the second best.
 
-    The margin is the gap as the plain engine saw it, noise included; where its own noise had turned it, the other way.
+    The margin is the gap as the plain engine saw it, noise included; where its own noise had turned
+    it, the other way.
     """
     flipped = np.sign(gaps + plain) != np.sign(gaps + other)
     found = {}
     for index in np.flatnonzero(flipped.any(axis=1)):
         place = int(flipped[index].argmax())
-        found[str(index)] = Divergence(position=place, margin_nats=float(abs(gaps[index, place] + plain[index, place])))
+        found[str(index)] = Divergence(
+            position=place, margin_nats=float(abs(gaps[index, place] + plain[index, place]))
+        )
     return found
 
 
@@ -113,7 +139,9 @@ def _compared(gaps: np.ndarray, plain: np.ndarray, again: np.ndarray, load: int)
     changes = np.abs(plain - again)[seen]
     return SelfComparison(
         num_in_flight=load,
-        digests={str(index): "part" if str(index) in parted else "equal" for index in range(len(gaps))},
+        digests={
+            str(index): "part" if str(index) in parted else "equal" for index in range(len(gaps))
+        },
         divergences=parted,
         num_gaps=int(seen.sum()),
         max_gap_change_nats=float(changes.max()) if len(changes) else 0.0,
@@ -123,7 +151,9 @@ def _compared(gaps: np.ndarray, plain: np.ndarray, again: np.ndarray, load: int)
 def _with_wrong_drafts(
     parted: dict[str, Divergence], rate: float, num_prompts: int, generator: np.random.Generator
 ) -> dict[str, Divergence]:
-    """Each step offers one wrong draft; the first that is kept parts the output, where rounding had not before."""
+    """Each step offers one wrong draft; the first that is kept parts the output, where rounding had
+    not before.
+    """
     kept = generator.geometric(rate, num_prompts) - 1
     for index in np.flatnonzero(kept < STEPS_PER_ANSWER):
         place = int(kept[index] * NUM_TOKENS / STEPS_PER_ANSWER)

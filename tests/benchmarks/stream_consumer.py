@@ -1,4 +1,5 @@
-"""A consumer of 20,000 small samples: `python -m tests.benchmarks.stream_consumer ENGINE MASTER METRICS`.
+"""A consumer of 20,000 small samples:
+`python -m tests.benchmarks.stream_consumer ENGINE MASTER METRICS`.
 
 Prints one JSON line: its resident memory, bytes, after 1,000 samples and at the end.
 """
@@ -32,7 +33,8 @@ def main(engine_url: str, master: str, metrics: str) -> dict[str, int]:
     settings = StreamSettings(aux_layer_ids=(1, 2), budget_mib=16, requests_in_flight=16)
     process, sizes = psutil.Process(), {}
     with HiddenStateStream(
-        settings, engine_urls=[engine_url], model="t", store=StoreEndpoint(master_address=master, metrics_url=metrics),
+        settings, engine_urls=[engine_url], model="t",
+        store=StoreEndpoint(master_address=master, metrics_url=metrics),
         run_id=RUN, fingerprint=FINGERPRINT, num_hidden_layers=4, hidden_size=64,
     ) as stream:  # fmt: skip
         for number, sample in enumerate(stream.stream(requests(20_000)), start=1):

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.stream_upstream ROWS ENGINE MASTER HIDDEN LAYERS WORKERS
 
-Prints one JSON line: tokens per second in the steady state. Left out are the batches that the workers brought while
-they started, and those of the end, where some have nothing left to do.
+Prints one JSON line: tokens per second in the steady state. Left out are the batches that the
+workers brought while they started, and those of the end, where some have nothing left to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ PREFETCH = 4
 """Batches on order per worker, as speculators sets it."""
 
 
-def main(rows: str, engine_url: str, master: str, hidden_size: int, num_layers: int, num_workers: int) -> float:
+def main(
+    rows: str, engine_url: str, master: str, hidden_size: int, num_layers: int, num_workers: int
+) -> float:
     """Tokens per second of one pass, between the first and the last batches of every worker."""
     import torch
     from hs_connectors.mooncake_store import MooncakeHiddenStatesStore, MooncakeStoreConfig
@@ -33,18 +35,27 @@ def main(rows: str, engine_url: str, master: str, hidden_size: int, num_layers: 
         )
     )  # fmt: skip
     data = ArrowDataset(
-        max_len=BATCH_TOKENS, datapath=rows, transfer=MooncakeTransfer(store), vllm_endpoint=f"{engine_url}/v1",
+        max_len=BATCH_TOKENS,
+        datapath=rows,
+        transfer=MooncakeTransfer(store),
+        vllm_endpoint=f"{engine_url}/v1",
         hidden_states_dtype=torch.bfloat16,
-    )  # fmt: skip
+    )
     loader = _setup_dataloader(
-        data, total_seq_len=BATCH_TOKENS, hidden_size=hidden_size, num_workers=num_workers, num_target_layers=num_layers
+        data,
+        total_seq_len=BATCH_TOKENS,
+        hidden_size=hidden_size,
+        num_workers=num_workers,
+        num_target_layers=num_layers,
     )
     arrivals = [(time.perf_counter(), int((batch["document_ids"] >= 0).sum())) for batch in loader]
-    # Each worker has PREFETCH batches on order: before the first of them, and once no new ones are ordered, what
-    # arrives was in part made earlier.
+    # Each worker has PREFETCH batches on order: before the first of them, and once no new ones are
+    # ordered, what arrives was in part made earlier.
     first, last = PREFETCH * num_workers, len(arrivals) - PREFETCH * num_workers
     assert last - first >= 20, f"{len(arrivals)} batches are too few for {num_workers} workers"
-    return sum(tokens for _, tokens in arrivals[first + 1 : last]) / (arrivals[last - 1][0] - arrivals[first][0])
+    return sum(tokens for _, tokens in arrivals[first + 1 : last]) / (
+        arrivals[last - 1][0] - arrivals[first][0]
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The training loop on a tiny drafter: `python -m tests.benchmarks.training_loop resume|memory FOLDER`.
+"""The training loop on a tiny drafter:
+`python -m tests.benchmarks.training_loop resume|memory FOLDER`.
 
-Prints one JSON line: the largest difference of a resumed run's losses, or resident memory after 1,000 and 8,000
-sequences.
+Prints one JSON line: the largest difference of a resumed run's losses, or resident memory after
+1,000 and 8,000 sequences.
 """
 
 from __future__ import annotations
@@ -32,9 +33,14 @@ from tests.tiny_target import make_tiny_target
 AUX = (1, 3)
 DRAFTER = DrafterSettings(num_layers=1, block_size=4, markov_rank=8, draft_vocab_size=256)
 SETTINGS = TrainingSettings(
-    learning_rate=3e-3, tokens_per_step=96, anchors_per_step=16, mixed_precision="no", log_every_steps=1,
-    validate_every_steps=10**9, checkpoint_every_steps=10**9,
-)  # fmt: skip
+    learning_rate=3e-3,
+    tokens_per_step=96,
+    anchors_per_step=16,
+    mixed_precision="no",
+    log_every_steps=1,
+    validate_every_steps=10**9,
+    checkpoint_every_steps=10**9,
+)
 SEQUENCES_PER_PACK, SEQUENCE_TOKENS = 4, 40
 STOPPED_AT, NUM_PACKS = 37, 120
 
@@ -53,7 +59,9 @@ def resume(folder: Path, target: Path) -> dict[str, float]:
     whole = _loop(folder / "whole", target, NUM_PACKS)
     whole.run(iter(packs))
     asked = iter(range(10**6))
-    stopped = _loop(folder / "cut", target, NUM_PACKS, should_stop=lambda: next(asked) >= STOPPED_AT)
+    stopped = _loop(
+        folder / "cut", target, NUM_PACKS, should_stop=lambda: next(asked) >= STOPPED_AT
+    )
     with suppress(TrainingStoppedError):
         stopped.run(iter(packs))
     resumed = _loop(folder / "cut", target, NUM_PACKS, seed=1)
@@ -67,8 +75,9 @@ def resume(folder: Path, target: Path) -> dict[str, float]:
 
 
 def killable(folder: Path) -> None:
-    """Train in `folder` from its newest state on, a line of output per pack; the losses of all steps go to curve.json
-    once the run is at its end."""
+    """Train in `folder` from its newest state on, a line of output per pack; the losses of all
+    steps go to curve.json once the run is at its end.
+    """
     torch.set_num_threads(1)
     loop = _loop(folder / "run", folder / "target", NUM_PACKS, checkpoint_every_steps=5)
     state = StateFolder(folder / "run", keep=2).load_newest()
@@ -86,7 +95,9 @@ def killable(folder: Path) -> None:
 
 
 def memory(folder: Path, target: Path) -> dict[str, int]:
-    """Resident memory once 1,000 and once 8,000 sequences were trained on; logs are as rare as a recipe's."""
+    """Resident memory once 1,000 and once 8,000 sequences were trained on; logs are as rare as a
+    recipe's.
+    """
     sizes: dict[int, int] = {}
     process = psutil.Process()
 
@@ -108,7 +119,9 @@ def _packs(num: int) -> Iterator[Pack]:
             supervised_T=torch.arange(total) % SEQUENCE_TOKENS >= 8,
             positions_T=torch.arange(total) % SEQUENCE_TOKENS,
             states_TLH=torch.randn(total, len(AUX) + 1, 64, generator=generator).to(torch.bfloat16),
-            bounds=tuple((n * SEQUENCE_TOKENS, (n + 1) * SEQUENCE_TOKENS) for n in range(SEQUENCES_PER_PACK)),
+            bounds=tuple(
+                (n * SEQUENCE_TOKENS, (n + 1) * SEQUENCE_TOKENS) for n in range(SEQUENCES_PER_PACK)
+            ),
             indices=tuple(range(number * SEQUENCES_PER_PACK, (number + 1) * SEQUENCES_PER_PACK)),
             sample_ids=tuple(f"s{number}-{n}" for n in range(SEQUENCES_PER_PACK)),
         )
@@ -130,7 +143,11 @@ def _loop(
         draft_vocab=build_draft_vocabulary(counts_V, size=256, min_coverage=0.1),
     )  # fmt: skip
     validation = Validation(
-        list(_packs(1)), max_anchors=64, lm_head_VH=lm_head_VH.float(), drafter=drafter, num_draft_tokens=3
+        list(_packs(1)),
+        max_anchors=64,
+        lm_head_VH=lm_head_VH.float(),
+        drafter=drafter,
+        num_draft_tokens=3,
     )
     return Loop(
         drafter,

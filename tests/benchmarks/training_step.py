@@ -1,7 +1,8 @@
-"""Training steps on one pack, ours or speculators' own: `python -m tests.benchmarks.training_step JOB.json`.
+"""Training steps on one pack, ours or speculators' own:
+`python -m tests.benchmarks.training_step JOB.json`.
 
-Prints one JSON line: seconds of each step, the loss of the first one, and how much resident memory the steps took at
-most above what the drafter and its optimizer hold.
+Prints one JSON line: seconds of each step, the loss of the first one, and how much resident memory
+the steps took at most above what the drafter and its optimizer hold.
 """
 
 from __future__ import annotations
@@ -39,9 +40,15 @@ def main(job_path: str) -> dict[str, Any]:
     (optimizer,) = build_optimizers(drafter, settings)
     for group in optimizer.param_groups:
         group["lr"] = 1e-5
-    step = _ours(drafter, settings, pack, blocks) if job["side"] == "ours" else _theirs(drafter, settings, pack, blocks)
+    step = (
+        _ours(drafter, settings, pack, blocks)
+        if job["side"] == "ours"
+        else _theirs(drafter, settings, pack, blocks)
+    )
     parameters = [value for value in drafter.parameters() if value.requires_grad]
-    for value in parameters:  # the optimizer's own memory is there before the first step, as in any later one
+    for value in (
+        parameters
+    ):  # the optimizer's own memory is there before the first step, as in any later one
         value.grad = torch.zeros_like(value)
     optimizer.step()
     optimizer.zero_grad()
@@ -68,14 +75,22 @@ def _drafter(job: dict[str, Any], settings: DrafterSettings) -> Any:
     target_path = Path(job["target"])
     config = json.loads((target_path / "config.json").read_text())
     counts_V = torch.ones(int(config["vocab_size"]), dtype=torch.long)
-    vocabulary = build_draft_vocabulary(counts_V, size=int(settings.draft_vocab_size or 0), min_coverage=0.0001)
+    vocabulary = build_draft_vocabulary(
+        counts_V, size=int(settings.draft_vocab_size or 0), min_coverage=0.0001
+    )
     return build_drafter(
-        settings, target_path=target_path, aux_layer_ids=tuple(job["aux_layer_ids"]), draft_vocab=vocabulary, seed=0
+        settings,
+        target_path=target_path,
+        aux_layer_ids=tuple(job["aux_layer_ids"]),
+        draft_vocab=vocabulary,
+        seed=0,
     )
 
 
 def _pack(job: dict[str, Any], num_tokens: int) -> Pack:
-    """Documents of equal length, all of a later half supervised; states as large as the target's are."""
+    """Documents of equal length, all of a later half supervised; states as large as the target's
+    are.
+    """
     length = num_tokens // NUM_DOCUMENTS
     total = length * NUM_DOCUMENTS
     states = torch.randn(total, len(job["aux_layer_ids"]) + 1, job["hidden_size"]) * 2
@@ -97,8 +112,12 @@ def _whole_blocks(pack: Pack, num_draft_tokens: int, num_anchors: int) -> Blocks
     whole = torch.nonzero(blocks.valid_NK.all(1)).flatten()
     chosen = whole[torch.randperm(len(whole))[:num_anchors].sort().values]
     anchors_N = blocks.anchors_N[chosen]
-    places = torch.searchsorted(anchors_N, torch.tensor([edge for bound in pack.bounds for edge in bound]))
-    spans = [(*bound, int(places[2 * i]), int(places[2 * i + 1])) for i, bound in enumerate(pack.bounds)]
+    places = torch.searchsorted(
+        anchors_N, torch.tensor([edge for bound in pack.bounds for edge in bound])
+    )
+    spans = [
+        (*bound, int(places[2 * i]), int(places[2 * i + 1])) for i, bound in enumerate(pack.bounds)
+    ]
     return Blocks(anchors_N, blocks.valid_NK[chosen], [span for span in spans if span[2] < span[3]])
 
 
@@ -120,7 +139,9 @@ def _theirs(drafter: Any, settings: TrainingSettings, pack: Pack, blocks: Blocks
 
     chosen = (blocks.anchors_N, torch.ones(len(blocks.anchors_N), dtype=torch.bool))
     dflash_core.select_anchors = lambda *_: chosen
-    documents = torch.cat([torch.full((end - start,), i) for i, (start, end) in enumerate(pack.bounds)])
+    documents = torch.cat(
+        [torch.full((end - start,), i) for i, (start, end) in enumerate(pack.bounds)]
+    )
     loss_config = resolve_loss_config("kl_div", "eager")
     tv_loss = resolve_loss_config("tv", "eager")["tv"][0]
     is_bf16 = settings.mixed_precision == "bf16"
@@ -129,11 +150,17 @@ def _theirs(drafter: Any, settings: TrainingSettings, pack: Pack, blocks: Blocks
     def step() -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_bf16):
             _, loss, _ = drafter(
-                pack.states_TLH[:, :-1].flatten(1).to(dtype)[None], pack.token_ids_T[None], pack.supervised_T[None],
-                pack.states_TLH[:, -1].to(dtype)[None], documents[None], position_ids=pack.positions_T[None],
-                loss_config=loss_config, gamma=settings.loss_gamma, max_anchors=len(blocks.anchors_N),
+                pack.states_TLH[:, :-1].flatten(1).to(dtype)[None],
+                pack.token_ids_T[None],
+                pack.supervised_T[None],
+                pack.states_TLH[:, -1].to(dtype)[None],
+                documents[None],
+                position_ids=pack.positions_T[None],
+                loss_config=loss_config,
+                gamma=settings.loss_gamma,
+                max_anchors=len(blocks.anchors_N),
                 tv_loss_fn=tv_loss,
-            )  # fmt: skip
+            )
         return loss
 
     return step

@@ -1,4 +1,6 @@
-"""What the training benchmark trains on: on-policy conversations of the demo target, their states read once to disk."""
+"""What the training benchmark trains on: on-policy conversations of the demo target, their states
+read once to disk.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class World:
     folder: Path
     cache_dir: Path
 
-    def train(self, name: str, *, drafter: dict[str, Any], training: dict[str, Any]) -> TrainingResult:
+    def train(
+        self, name: str, *, drafter: dict[str, Any], training: dict[str, Any]
+    ) -> TrainingResult:
         """The trainer process on the cached states: extraction costs it nothing."""
         offline = {"mode": "offline", "cache_dir": str(self.cache_dir), "cache_gib": CACHE_GIB}
         job = TrainingJob(
@@ -65,11 +69,19 @@ class World:
     ) -> Iterator[ArmEndpoint]:
         """An engine of the target, with the drafter if there is one."""
         spec = EngineSpec(
-            name="bench", model_path=self.target.path, served_model_name="t", settings=self.recipe.engine,
-            port=free_port(), device="cpu", checkpoint=checkpoint, draft_sample_method=draft_sample_method,
-        )  # fmt: skip
+            name="bench",
+            model_path=self.target.path,
+            served_model_name="t",
+            settings=self.recipe.engine,
+            port=free_port(),
+            device="cpu",
+            checkpoint=checkpoint,
+            draft_sample_method=draft_sample_method,
+        )
         log = self.folder / f"engine-{spec.port}.log"
-        with Engine.start(spec, log_path=log, fingerprint=self.target.fingerprint).wait_ready() as engine:
+        with Engine.start(
+            spec, log_path=log, fingerprint=self.target.fingerprint
+        ).wait_ready() as engine:
             yield engine.endpoint("candidate")
 
 
@@ -83,29 +95,57 @@ def make_world(folder: Path, *, num_conversations: int) -> World:
     return world
 
 
-def _curate(recipe: Recipe, target: TargetRef, folder: Path, *, num_conversations: int) -> DatasetRef:
+def _curate(
+    recipe: Recipe, target: TargetRef, folder: Path, *, num_conversations: int
+) -> DatasetRef:
     settings = recipe.curation.model_copy(update={"num_conversations": num_conversations})
     held_out = [m["content"] for prompt in load_prompts(recipe.evaluation) for m in prompt.messages]
     spec = EngineSpec(
-        name="curate", model_path=target.path, served_model_name="t", settings=recipe.engine, port=free_port(),
+        name="curate",
+        model_path=target.path,
+        served_model_name="t",
+        settings=recipe.engine,
+        port=free_port(),
         device="cpu",
-    )  # fmt: skip
-    with Engine.start(spec, log_path=folder / "curate.log", fingerprint=None).wait_ready() as engine:
+    )
+    with Engine.start(
+        spec, log_path=folder / "curate.log", fingerprint=None
+    ).wait_ready() as engine:
         settings = with_written_prompts(
-            settings, engine_url=engine.url, model="t", target=target, folder=folder / "prompts", progress=_progress
+            settings,
+            engine_url=engine.url,
+            model="t",
+            target=target,
+            folder=folder / "prompts",
+            progress=_progress,
         )
         collected = collect(
-            settings, target=target, held_out=held_out, spool_path=folder / "collected", progress=_progress
+            settings,
+            target=target,
+            held_out=held_out,
+            spool_path=folder / "collected",
+            progress=_progress,
         )
         answers = regenerate(
-            collected.conversations, engine_url=engine.url, model="t", settings=settings,
-            fingerprint=target.fingerprint, shard_dir=folder / "answers", spool_path=folder / "answered",
+            collected.conversations,
+            engine_url=engine.url,
+            model="t",
+            settings=settings,
+            fingerprint=target.fingerprint,
+            shard_dir=folder / "answers",
+            spool_path=folder / "answered",
             progress=_progress,
-        )  # fmt: skip
+        )
     finished = finish(
-        collected, answers, settings=settings, target=target, held_out=held_out,
-        max_model_len=recipe.engine.max_model_len, output_dir=folder / "datasets", progress=_progress,
-    )  # fmt: skip
+        collected,
+        answers,
+        settings=settings,
+        target=target,
+        held_out=held_out,
+        max_model_len=recipe.engine.max_model_len,
+        output_dir=folder / "datasets",
+        progress=_progress,
+    )
     return finished.dataset
 
 
@@ -119,11 +159,19 @@ def _fill_cache(world: World) -> None:
             fingerprint=world.target.fingerprint, segment_mib=512,
         )  # fmt: skip
         spec = EngineSpec(
-            name="extraction", model_path=world.target.path, served_model_name="t", settings=world.recipe.engine,
-            port=free_port(), device="cpu", extra_args=tuple(args), extra_env=environment,
-        )  # fmt: skip
+            name="extraction",
+            model_path=world.target.path,
+            served_model_name="t",
+            settings=world.recipe.engine,
+            port=free_port(),
+            device="cpu",
+            extra_args=tuple(args),
+            extra_env=environment,
+        )
         with (
-            Engine.start(spec, log_path=world.folder / "extraction.log", fingerprint=None).wait_ready() as engine,
+            Engine.start(
+                spec, log_path=world.folder / "extraction.log", fingerprint=None
+            ).wait_ready() as engine,
             HiddenStateStream(
                 settings, engine_urls=[engine.url], model="t", store=master.endpoint, run_id=RUN,
                 fingerprint=world.target.fingerprint, num_hidden_layers=30, hidden_size=576,

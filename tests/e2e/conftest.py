@@ -14,4 +14,8 @@ from components.targets.resolve import resolve_target
 def real_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the demo recipe's target; read-only by agreement."""
     recipe = load_recipe("demo")
-    return Path(resolve_target(recipe.target, cache_dir=tmp_path_factory.mktemp("cache"), engine=recipe.engine).path)
+    return Path(
+        resolve_target(
+            recipe.target, cache_dir=tmp_path_factory.mktemp("cache"), engine=recipe.engine
+        ).path
+    )

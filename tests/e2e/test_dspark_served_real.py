@@ -1,4 +1,6 @@
-"""DSpark on the real target, in the dtype it is served in: 50 prompts, greedy, with the drafter against without."""
+"""DSpark on the real target, in the dtype it is served in: 50 prompts, greedy, with the drafter
+against without.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from dspark_serving import Completion, complete, serve
 from transformers import AutoTokenizer
 
 from components.contracts import SelfComparison, Verdict
-from components.evaluation.outputs.greedy_answers import GreedyAnswer, compare_with_itself, divergences
+from components.evaluation.outputs.greedy_answers import (
+    GreedyAnswer,
+    compare_with_itself,
+    divergences,
+)
 from components.evaluation.outputs.losslessness import JudgedOutputs, judge_outputs
 from components.serving.engines import command
 from components.settings import GateSettings, load_recipe, native_dtype
@@ -23,9 +29,17 @@ DTYPE = native_dtype("cpu")
 NUM_IN_FLIGHT, MAX_NUM_SEQS = 16, 32
 
 TOPICS = (
-    "the sea", "a lighthouse", "winter bread", "the moon", "a violin", "train stations", "honey bees", "old maps",
-    "the number seven", "a garden wall",
-)  # fmt: skip
+    "the sea",
+    "a lighthouse",
+    "winter bread",
+    "the moon",
+    "a violin",
+    "train stations",
+    "honey bees",
+    "old maps",
+    "the number seven",
+    "a garden wall",
+)
 REQUESTS = (
     "Write two sentences about {}.",
     "Explain {} to a child.",
@@ -37,22 +51,37 @@ REQUESTS = (
 
 def make_prompts(target: Path) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(target)
-    chats = [[{"role": "user", "content": request.format(topic)}] for topic in TOPICS for request in REQUESTS]
+    chats = [
+        [{"role": "user", "content": request.format(topic)}]
+        for topic in TOPICS
+        for request in REQUESTS
+    ]
     return [
-        tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"] for chat in chats
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)[
+            "input_ids"
+        ]
+        for chat in chats
     ]
 
 
 def answers(completions: list[Completion]) -> dict[str, GreedyAnswer]:
-    return {str(index): GreedyAnswer(one.token_ids, one.top) for index, one in enumerate(completions)}
+    return {
+        str(index): GreedyAnswer(one.token_ids, one.top) for index, one in enumerate(completions)
+    }
 
 
 @pytest.fixture(scope="module")
-def plain(real_target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Completion], list[SelfComparison]]:
-    """The plain engine's answers, and how they compare with its own: as loaded, and as full as it runs."""
+def plain(
+    real_target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Completion], list[SelfComparison]]:
+    """The plain engine's answers, and how they compare with its own: as loaded, and as full as it
+    runs.
+    """
     prompts = make_prompts(real_target)
     assert len(prompts) == 50
-    with serve(real_target, log=tmp_path_factory.mktemp("plain") / "plain.log", dtype=DTYPE, num_cores=None) as url:
+    with serve(
+        real_target, log=tmp_path_factory.mktemp("plain") / "plain.log", dtype=DTYPE, num_cores=None
+    ) as url:
         first, again, crowded = (
             complete(url, prompts, max_tokens=MAX_TOKENS, num_in_flight=load, with_logprobs=True)
             for load in (NUM_IN_FLIGHT, NUM_IN_FLIGHT, MAX_NUM_SEQS)
@@ -81,19 +110,31 @@ def drafter(real_target: Path, plain: Any, tmp_path_factory: pytest.TempPathFact
 
 def drafted(real_target: Path, drafter: Path, log: Path, **more: Any) -> list[Completion]:
     num_drafts = load_recipe("demo").drafter.block_size - 1
-    speculative = {"method": "dflash", "model": str(drafter), "num_speculative_tokens": num_drafts, **more}
+    speculative = {
+        "method": "dflash",
+        "model": str(drafter),
+        "num_speculative_tokens": num_drafts,
+        **more,
+    }
     with serve(real_target, log=log, dtype=DTYPE, speculative=speculative, num_cores=None) as url:
-        return complete(url, make_prompts(real_target), max_tokens=MAX_TOKENS, num_in_flight=NUM_IN_FLIGHT)
+        return complete(
+            url, make_prompts(real_target), max_tokens=MAX_TOKENS, num_in_flight=NUM_IN_FLIGHT
+        )
 
 
-def judged(ours: list[Completion], plain: tuple[list[Completion], list[SelfComparison]]) -> JudgedOutputs:
+def judged(
+    ours: list[Completion], plain: tuple[list[Completion], list[SelfComparison]]
+) -> JudgedOutputs:
     """As the gate judges; printed, since the figures are the machine's."""
     parted = divergences(answers(plain[0]), answers(ours))
     told = judge_outputs(parted, plain[1], dtype=DTYPE, alpha=GateSettings().losslessness_alpha)
     margins = sorted(round(one.margin_nats or 0.0, 3) for one in parted.values())
     own = [len(one.divergences) for one in plain[1]]
     print(f"{len(parted)} of {len(ours)} part, the plain engine's own {own}; margins {margins}")
-    print(f"rounding reaches {told.reach_nats:.4f} nats over {told.num_gaps} gaps; p {told.share_p_value:.3g}")
+    print(
+        f"rounding reaches {told.reach_nats:.4f} nats over {told.num_gaps} gaps; p "
+        f"{told.share_p_value:.3g}"
+    )
     return told
 
 
@@ -114,8 +155,13 @@ def test_greedy_output_is_the_same_with_and_without_the_drafter(
 def test_an_engine_that_keeps_one_wrong_draft_in_fifty_fails(
     real_target: Path, plain: Any, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's own synthetic rejection sampling keeps a draft by chance, right or wrong; engines here refuse it."""
+    """vLLM's own synthetic rejection sampling keeps a draft by chance, right or wrong; engines here
+    refuse it.
+    """
     monkeypatch.setattr(command, "_refuse_lossy", lambda _arguments: None)
-    lossy = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.02, 0.0004, 0.0, 0.0]}
+    lossy = {
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [0.02, 0.0004, 0.0, 0.0],
+    }
     ours = drafted(real_target, drafter, tmp_path / "wrong.log", **lossy)
     assert judged(ours, plain).verdict is Verdict.FAIL

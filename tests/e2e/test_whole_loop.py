@@ -1,4 +1,6 @@
-"""The loop on the real target at a small budget: interrupted, run again, promoted, and taken through target changes."""
+"""The loop on the real target at a small budget: interrupted, run again, promoted, and taken
+through target changes.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,23 @@ GIB = 1024.0  # MiB
 
 @pytest.fixture(scope="module", autouse=True)
 def converted_target(services: Services, real_target: Path) -> None:
-    """The loop finds the demo's target converted: that takes a slow machine minutes, and is done once for all tests."""
+    """The loop finds the demo's target converted: that takes a slow machine minutes, and is done
+    once for all tests.
+    """
     (services.state_dir / "targets").symlink_to(real_target.parent)
 
 
-def start_flow(services: Services, deployment: str, parameters: dict[str, str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "components.services.follow", deployment, "--parameters", json.dumps(parameters)]
+def start_flow(
+    services: Services, deployment: str, parameters: dict[str, str]
+) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "components.services.follow",
+        deployment,
+        "--parameters",
+        json.dumps(parameters),
+    ]
     return subprocess.Popen(
         [*command, "--timeout-s", str(FLOW_TIMEOUT_S)],
         cwd=REPO_DIR,
@@ -59,7 +72,9 @@ def run_flow(services: Services, deployment: str, parameters: dict[str, str]) ->
 
 
 def newest_report(services: Services) -> LifecycleReport:
-    paths = sorted(services.state_dir.glob("runs/*/report/report.json"), key=lambda path: path.stat().st_mtime)
+    paths = sorted(
+        services.state_dir.glob("runs/*/report/report.json"), key=lambda path: path.stat().st_mtime
+    )
     return LifecycleReport.read(paths[-1])
 
 
@@ -69,7 +84,9 @@ def processes_of(services: Services, word: str) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:
-            if run_id in process.environ().get("DSPARK_SERVICES_RUN", "") and word in " ".join(process.cmdline()):
+            if run_id in process.environ().get("DSPARK_SERVICES_RUN", "") and word in " ".join(
+                process.cmdline()
+            ):
                 found.append(process.pid)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -111,15 +128,28 @@ def test_loop_promotes_a_drafter_and_keeps_serving_it(services: Services) -> Non
     assert (report.stream.bytes_on_disk, report.stream.keys_left) == (0, 0)
     assert 0 < report.stream.peak_bytes_held <= report.stream.budget_bytes
     assert report.stream.peak_bytes_held < report.stream.bytes_streamed
-    assert report.canary.promoted and [step.weight_percent for step in report.canary.steps] == [1, 5, 25, 50, 100]
+    assert report.canary.promoted and [step.weight_percent for step in report.canary.steps] == [
+        1,
+        5,
+        25,
+        50,
+        100,
+    ]
     assert report.peak_memory_mib is not None and report.peak_memory_mib <= 12 * GIB
     release = champion(registry(services), MODEL)
     assert release is not None and release.checkpoint.digest == arms["candidate"].checkpoint_digest
-    assert [entry.alias for entry in promotions(registry(services), MODEL)][:2] == ["challenger", "champion"]
+    assert [entry.alias for entry in promotions(registry(services), MODEL)][:2] == [
+        "challenger",
+        "champion",
+    ]
     endpoints = services.state.endpoints
     answer = httpx.post(
         f"{endpoints.haproxy_url}/v1/chat/completions",
-        json={"model": report.target.name, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16},
+        json={
+            "model": report.target.name,
+            "messages": [{"role": "user", "content": "Say hello."}],
+            "max_tokens": 16,
+        },
         timeout=300,
     )
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] > 0
@@ -137,7 +167,11 @@ def test_target_changes_are_followed(services: Services) -> None:
     assert finetuned.kinds != ()
     for change in (quantized, finetuned):
         assert change.action in ("rebind", "retrain")
-        assert change.old_drafter is not None and change.no_draft is not None and change.new_drafter is not None
+        assert (
+            change.old_drafter is not None
+            and change.no_draft is not None
+            and change.new_drafter is not None
+        )
     after = champion(registry(services), MODEL)
     assert after is not None and after.version > before.version
     if quantized.action == "rebind" and quantized.release is not None:

@@ -1,8 +1,9 @@
-"""Real services for the stream's tests: a Mooncake master, and a stand-in engine that can be told to misbehave.
+"""Real services for the stream's tests: a Mooncake master, and a stand-in engine that can be told
+to misbehave.
 
-The stand-in answers completions over HTTP and writes real objects into the real store, so that faults a healthy
-vLLM never shows (a flipped bit, NaN, silence) meet the real reader. What vLLM itself does, the tests of the real
-engine show.
+The stand-in answers completions over HTTP and writes real objects into the real store, so that
+faults a healthy vLLM never shows (a flipped bit, NaN, silence) meet the real reader. What vLLM
+itself does, the tests of the real engine show.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from components.contracts import StoreEndpoint, TargetFingerprint
 from components.hidden_states import wire
 from components.hidden_states.sample import SampleRequest
 
-FINGERPRINT = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
+FINGERPRINT = TargetFingerprint(
+    weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64
+)
 
 
 def free_port() -> int:
@@ -83,27 +86,37 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float) -> None:
         time.sleep(0.05)
 
 
-def make_requests(num_samples: int, *, seed: int = 0, low: int = 20, high: int = 200) -> list[SampleRequest]:
+def make_requests(
+    num_samples: int, *, seed: int = 0, low: int = 20, high: int = 200
+) -> list[SampleRequest]:
     rng = np.random.default_rng(seed)
     requests = []
     for index in range(num_samples):
         num_tokens = int(rng.integers(low, high))
         ids = rng.integers(3, 500, num_tokens).astype(np.int32)
-        requests.append(SampleRequest(index, f"sample-{index}", ids, np.arange(num_tokens) >= num_tokens // 2))
+        requests.append(
+            SampleRequest(index, f"sample-{index}", ids, np.arange(num_tokens) >= num_tokens // 2)
+        )
     return requests
 
 
 def simulated_states(token_ids: np.ndarray, *, num_layers: int, hidden_size: int) -> torch.Tensor:
     """States that depend on the tokens, so that a mix-up of samples shows."""
-    generator = torch.Generator().manual_seed(int(token_ids.astype(np.int64).sum()) * 4093 + len(token_ids))
-    return torch.randn(len(token_ids), num_layers, hidden_size, generator=generator).to(torch.bfloat16)
+    generator = torch.Generator().manual_seed(
+        int(token_ids.astype(np.int64).sum()) * 4093 + len(token_ids)
+    )
+    return torch.randn(len(token_ids), num_layers, hidden_size, generator=generator).to(
+        torch.bfloat16
+    )
 
 
 class SimulatedEngine:
-    """HTTP server and store producer in this process. `misbehave(index_of_call, name)` names a fault or None.
+    """HTTP server and store producer in this process. `misbehave(index_of_call, name)` names a
+    fault or None.
 
-    Faults: 'error' (marker), 'flip' (one bit), 'nan', 'tokens', 'silent' (answers, writes nothing), '500', '400',
-    'slow' (0.3 s), 'hang' (never answers), 'drop' (hangs up), 'foreign' (another fingerprint), 'layers'.
+    Faults: 'error' (marker), 'flip' (one bit), 'nan', 'tokens', 'silent' (answers, writes nothing),
+    '500', '400', 'slow' (0.3 s), 'hang' (never answers), 'drop' (hangs up), 'foreign' (another
+    fingerprint), 'layers'.
     """
 
     def __init__(
@@ -119,7 +132,12 @@ class SimulatedEngine:
     ) -> None:
         from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
-        self.run_id, self.layer_ids, self.hidden_size, self.misbehave = run_id, layer_ids, hidden_size, misbehave
+        self.run_id, self.layer_ids, self.hidden_size, self.misbehave = (
+            run_id,
+            layer_ids,
+            hidden_size,
+            misbehave,
+        )
         self.num_calls = 0
         self.names: list[str] = []
         self._lock = threading.Lock()
@@ -182,10 +200,14 @@ class SimulatedEngine:
         assert status == 0 or self._ending.is_set(), status
 
     def _encode(self, name: str, token_ids: np.ndarray, fault: str | None) -> bytes:
-        states = simulated_states(token_ids, num_layers=len(self.layer_ids), hidden_size=self.hidden_size)
+        states = simulated_states(
+            token_ids, num_layers=len(self.layer_ids), hidden_size=self.hidden_size
+        )
         if fault == "nan":
             states[len(token_ids) // 2, 1, 3] = float("nan")
-        place = wire.layout(num_tokens=len(token_ids), num_layers=len(self.layer_ids), hidden_size=self.hidden_size)
+        place = wire.layout(
+            num_tokens=len(token_ids), num_layers=len(self.layer_ids), hidden_size=self.hidden_size
+        )
         data = bytearray(place.num_bytes)
         data[place.states_offset : place.states_offset + place.states_bytes] = (
             states.view(torch.int16).numpy().tobytes()
@@ -193,11 +215,17 @@ class SimulatedEngine:
         written = token_ids + 1 if fault == "tokens" else token_ids
         data[place.tokens_offset : place.tokens_offset + place.tokens_bytes] = written.tobytes()
         header = wire.SampleHeader(
-            run_id=self.run_id, sample=name, weights=FINGERPRINT.weights,
+            run_id=self.run_id,
+            sample=name,
+            weights=FINGERPRINT.weights,
             fingerprint="e" * 64 if fault == "foreign" else FINGERPRINT.digest,
-            layer_ids=tuple(layer + 1 for layer in self.layer_ids) if fault == "layers" else self.layer_ids,
-            dtype="bfloat16", shape=tuple(states.shape), checksum=wire.payload_checksum(memoryview(data)),
-        )  # fmt: skip
+            layer_ids=tuple(layer + 1 for layer in self.layer_ids)
+            if fault == "layers"
+            else self.layer_ids,
+            dtype="bfloat16",
+            shape=tuple(states.shape),
+            checksum=wire.payload_checksum(memoryview(data)),
+        )
         data[: wire.HEADER_BYTES] = wire.pack_header(header)
         if fault == "flip":
             data[place.states_offset + place.states_bytes // 2] ^= 16

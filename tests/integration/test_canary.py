@@ -1,4 +1,6 @@
-"""Rollouts through a real HAProxy: on small HTTP servers for every fault, on two vLLM engines for the whole."""
+"""Rollouts through a real HAProxy: on small HTTP servers for every fault, on two vLLM engines for
+the whole.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from components.system.ports import free_port
 pytestmark = pytest.mark.integration
 
 PROMPTS = [[{"role": "user", "content": f"prompt number {number}"}] for number in range(7)]
-SETTINGS = CanarySettings(step_s=1.0, max_step_s=20, requests_in_flight=4, max_tokens=8, min_requests_for_statistics=10)
+SETTINGS = CanarySettings(
+    step_s=1.0, max_step_s=20, requests_in_flight=4, max_tokens=8, min_requests_for_statistics=10
+)
 # Longer than any test waits: what ends such a step is what the test does to it.
 ENDLESS = {"step_s": 3600.0, "max_step_s": 3600.0}
 PNG_MAGIC = b"\x89PNG"
@@ -40,7 +44,9 @@ PNG_MAGIC = b"\x89PNG"
 
 @dataclass
 class SmallEngine:
-    """An HTTP server that answers as an engine does, with acceptance, delay and faults to choose."""
+    """An HTTP server that answers as an engine does, with acceptance, delay and faults to
+    choose.
+    """
 
     num_accepted: int = 4
     delay_s: float = 0.01
@@ -67,8 +73,15 @@ class SmallEngine:
                     return
                 metrics = {"num_spec_steps": 4, "num_accepted_draft_tokens": engine.num_accepted}
                 usage = {"completion_tokens": 5 + engine.num_accepted}
-                choice = {"token_ids": list(range(usage["completion_tokens"])), "finish_reason": "length"}
-                told = {"choices": [choice], "usage": usage, "metrics": {"speculative_decoding": metrics}}
+                choice = {
+                    "token_ids": list(range(usage["completion_tokens"])),
+                    "finish_reason": "length",
+                }
+                told = {
+                    "choices": [choice],
+                    "usage": usage,
+                    "metrics": {"speculative_decoding": metrics},
+                }
                 self.reply(200, told)
 
             def reply(self, status: int, body: dict[str, Any]) -> None:
@@ -96,7 +109,9 @@ class SmallEngine:
         self.server.server_close()
 
     def endpoint(self, arm: str) -> ArmEndpoint:
-        return ArmEndpoint(arm=arm, url=f"http://127.0.0.1:{self.server.server_address[1]}", model=self.model)
+        return ArmEndpoint(
+            arm=arm, url=f"http://127.0.0.1:{self.server.server_address[1]}", model=self.model
+        )
 
 
 @pytest.fixture
@@ -131,7 +146,9 @@ def wait_until(condition: Any, *, limit_s: float) -> None:
 
 @contextmanager
 def once(condition: Callable[[], bool], action: Callable[[], object]) -> Iterator[None]:
-    """In a thread beside the body: `action`, as soon as `condition` holds; given up where the body ends before."""
+    """In a thread beside the body: `action`, as soon as `condition` holds; given up where the body
+    ends before.
+    """
     is_over = threading.Event()
 
     def watch() -> None:
@@ -149,7 +166,9 @@ def once(condition: Callable[[], bool], action: Callable[[], object]) -> Iterato
         watcher.join()
 
 
-def roll_out(splitter: Splitter, candidate: ArmEndpoint, baseline: ArmEndpoint, **changes: Any) -> CanaryReport:
+def roll_out(
+    splitter: Splitter, candidate: ArmEndpoint, baseline: ArmEndpoint, **changes: Any
+) -> CanaryReport:
     arguments: dict[str, Any] = {
         "baseline_kind": "no_draft",
         "candidate_digest": "c" * 64,
@@ -158,11 +177,20 @@ def roll_out(splitter: Splitter, candidate: ArmEndpoint, baseline: ArmEndpoint, 
         "gate_acceptance_length": 2.0,
         "model": "m",
     }
-    return run_canary(splitter=splitter, candidate=candidate, baseline=baseline, **(arguments | changes))
+    return run_canary(
+        splitter=splitter, candidate=candidate, baseline=baseline, **(arguments | changes)
+    )
 
 
 def ask(splitter: Splitter, *, num_requests: int = 20) -> list[RequestRecord]:
-    return replay(splitter.frontend_url, "m", PROMPTS, requests_in_flight=2, max_tokens=8, num_requests=num_requests)
+    return replay(
+        splitter.frontend_url,
+        "m",
+        PROMPTS,
+        requests_in_flight=2,
+        max_tokens=8,
+        num_requests=num_requests,
+    )
 
 
 def assert_all_on_baseline(splitter: Splitter) -> None:
@@ -173,14 +201,21 @@ def assert_all_on_baseline(splitter: Splitter) -> None:
 def test_healthy_candidate_is_promoted_and_serves(splitter: Splitter, tmp_path: Path) -> None:
     seen: list[CanaryStep] = []
     with SmallEngine() as candidate, SmallEngine() as baseline:
-        report = roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), on_step=seen.append)
+        report = roll_out(
+            splitter,
+            candidate.endpoint("candidate"),
+            baseline.endpoint("baseline"),
+            on_step=seen.append,
+        )
         assert report.promoted and report.rolled_back_to is None
         assert [step.weight_percent for step in report.steps] == [1, 5, 25, 50, 100]
         assert list(report.steps) == seen
         for step in report.steps:
             num_requests = sum(step.num_requests.values())
             expected = step.weight_percent / 100 * num_requests
-            assert step.num_requests["candidate"] == pytest.approx(expected, abs=2 + 0.02 * num_requests)
+            assert step.num_requests["candidate"] == pytest.approx(
+                expected, abs=2 + 0.02 * num_requests
+            )
             assert sum(step.num_errors.values()) == 0
         assert report.steps[-1].acceptance_length == 2.0
         assert {(record.arm, record.ok) for record in ask(splitter)} == {("candidate", True)}
@@ -188,7 +223,9 @@ def test_healthy_candidate_is_promoted_and_serves(splitter: Splitter, tmp_path: 
 
 
 def test_outputs_that_are_not_the_targets_own_end_it(splitter: Splitter) -> None:
-    """Whoever checks outputs sees each answer with its prompt and its token ids, and its word ends the rollout."""
+    """Whoever checks outputs sees each answer with its prompt and its token ids, and its word ends
+    the rollout.
+    """
     seen: set[tuple[int, tuple[int, ...]]] = set()
 
     def check(records: Sequence[RequestRecord]) -> str | None:
@@ -197,17 +234,30 @@ def test_outputs_that_are_not_the_targets_own_end_it(splitter: Splitter) -> None
         return "outputs part from the target's own" if len(mine) >= 3 else None
 
     with SmallEngine() as candidate, SmallEngine() as baseline:
-        report = roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), check_outputs=check)
+        report = roll_out(
+            splitter,
+            candidate.endpoint("candidate"),
+            baseline.endpoint("baseline"),
+            check_outputs=check,
+        )
         assert not report.promoted and report.rolled_back_to == "no_draft"
-        assert not report.steps[-1].healthy and "outputs part from the target's own" in report.reason
+        assert (
+            not report.steps[-1].healthy and "outputs part from the target's own" in report.reason
+        )
         assert_all_on_baseline(splitter)
-    assert {prompt for prompt, _ in seen} <= set(range(len(PROMPTS))) and all(tokens for _, tokens in seen)
+    assert {prompt for prompt, _ in seen} <= set(range(len(PROMPTS))) and all(
+        tokens for _, tokens in seen
+    )
 
 
-def test_next_rollout_moves_the_champion_to_the_baseline_without_a_lost_request(splitter: Splitter) -> None:
+def test_next_rollout_moves_the_champion_to_the_baseline_without_a_lost_request(
+    splitter: Splitter,
+) -> None:
     with SmallEngine() as champion, SmallEngine() as first, SmallEngine() as challenger:
         settings = SETTINGS.model_copy(update={"weights_percent": (50, 100)})
-        roll_out(splitter, champion.endpoint("candidate"), first.endpoint("baseline"), settings=settings)
+        roll_out(
+            splitter, champion.endpoint("candidate"), first.endpoint("baseline"), settings=settings
+        )
         background: list[RequestRecord] = []
         is_over = threading.Event()
         client = threading.Thread(
@@ -237,10 +287,16 @@ def test_candidate_that_dies_is_found_though_clients_see_no_error(splitter: Spli
     with SmallEngine() as candidate, SmallEngine() as baseline:
         with once(lambda: candidate.num_served >= 20, candidate.server.server_close):
             report = roll_out(
-                splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), settings=settings
+                splitter,
+                candidate.endpoint("candidate"),
+                baseline.endpoint("baseline"),
+                settings=settings,
             )
         assert not report.promoted
-        assert "finds the candidate DOWN" in report.reason or "sent them to the baseline instead" in report.reason
+        assert (
+            "finds the candidate DOWN" in report.reason
+            or "sent them to the baseline instead" in report.reason
+        )
         assert report.steps[0].num_errors == {"candidate": 0, "baseline": 0}
         assert_all_on_baseline(splitter)
 
@@ -257,7 +313,10 @@ def test_failing_candidate_is_rolled_back(splitter: Splitter) -> None:
 def test_candidate_that_accepts_less_than_at_the_gate(splitter: Splitter, tmp_path: Path) -> None:
     with SmallEngine(num_accepted=2) as candidate, SmallEngine() as baseline:
         report = roll_out(
-            splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), baseline_kind="champion"
+            splitter,
+            candidate.endpoint("candidate"),
+            baseline.endpoint("baseline"),
+            baseline_kind="champion",
         )
         assert report.rolled_back_to == "champion"
         assert "acceptance length 1.500, at least 1.600" in report.reason
@@ -274,7 +333,12 @@ def test_slow_candidate(splitter: Splitter) -> None:
                 "max_step_s": 300,
             }
         )
-        report = roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), settings=settings)
+        report = roll_out(
+            splitter,
+            candidate.endpoint("candidate"),
+            baseline.endpoint("baseline"),
+            settings=settings,
+        )
         assert not report.promoted and "p95 latency" in report.reason
         assert_all_on_baseline(splitter)
 
@@ -282,13 +346,22 @@ def test_slow_candidate(splitter: Splitter) -> None:
 def test_undecided_step_is_rolled_back(splitter: Splitter) -> None:
     settings = SETTINGS.model_copy(update={"min_requests": 10**6, "max_step_s": 2.0})
     with SmallEngine() as candidate, SmallEngine() as baseline:
-        report = roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), settings=settings)
+        report = roll_out(
+            splitter,
+            candidate.endpoint("candidate"),
+            baseline.endpoint("baseline"),
+            settings=settings,
+        )
         assert not report.promoted and "undecided after 2 s" in report.reason
         assert_all_on_baseline(splitter)
 
 
-@pytest.mark.parametrize("problem", [KeyboardInterrupt(), ValueError("a bug"), SplitterError("gone")])
-def test_whatever_is_raised_takes_the_candidate_out(splitter: Splitter, problem: BaseException) -> None:
+@pytest.mark.parametrize(
+    "problem", [KeyboardInterrupt(), ValueError("a bug"), SplitterError("gone")]
+)
+def test_whatever_is_raised_takes_the_candidate_out(
+    splitter: Splitter, problem: BaseException
+) -> None:
     def on_step(step: CanaryStep) -> None:
         if step.weight_percent == 25:
             raise problem
@@ -296,16 +369,28 @@ def test_whatever_is_raised_takes_the_candidate_out(splitter: Splitter, problem:
     with SmallEngine() as candidate, SmallEngine() as baseline:
         expected = RolloutError if isinstance(problem, SplitterError) else type(problem)
         with pytest.raises(expected):
-            roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), on_step=on_step)
+            roll_out(
+                splitter,
+                candidate.endpoint("candidate"),
+                baseline.endpoint("baseline"),
+                on_step=on_step,
+            )
         assert_all_on_baseline(splitter)
 
 
 def test_ctrl_c_in_the_middle_of_a_step(splitter: Splitter) -> None:
     settings = SETTINGS.model_copy(update={"weights_percent": (50, 100), **ENDLESS})
     with SmallEngine() as candidate, SmallEngine() as baseline:
-        interrupted = once(lambda: candidate.num_served >= 20, lambda: signal.raise_signal(signal.SIGINT))
+        interrupted = once(
+            lambda: candidate.num_served >= 20, lambda: signal.raise_signal(signal.SIGINT)
+        )
         with pytest.raises(KeyboardInterrupt), interrupted:
-            roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"), settings=settings)
+            roll_out(
+                splitter,
+                candidate.endpoint("candidate"),
+                baseline.endpoint("baseline"),
+                settings=settings,
+            )
         assert_all_on_baseline(splitter)
 
 
@@ -321,7 +406,9 @@ def test_a_baseline_that_is_not_there_leaves_the_champion_in_service(splitter: S
     settings = SETTINGS.model_copy(update={"weights_percent": (100,)})
     gone = ArmEndpoint(arm="baseline", url=f"http://127.0.0.1:{free_port()}", model="m")
     with SmallEngine() as champion, SmallEngine() as first, SmallEngine() as challenger:
-        roll_out(splitter, champion.endpoint("candidate"), first.endpoint("baseline"), settings=settings)
+        roll_out(
+            splitter, champion.endpoint("candidate"), first.endpoint("baseline"), settings=settings
+        )
         with pytest.raises(SplitterError):
             roll_out(splitter, challenger.endpoint("candidate"), gone, settings=settings)
         assert {(record.arm, record.ok) for record in ask(splitter)} == {("candidate", True)}
@@ -334,11 +421,21 @@ def test_arms_with_different_model_names(splitter: Splitter) -> None:
             roll_out(splitter, candidate.endpoint("candidate"), baseline.endpoint("baseline"))
         settings = SETTINGS.model_copy(update={"weights_percent": (1, 50)})
         with pytest.raises(ConfigError, match="end at 100"):
-            roll_out(splitter, baseline.endpoint("candidate"), baseline.endpoint("baseline"), settings=settings)
+            roll_out(
+                splitter,
+                baseline.endpoint("candidate"),
+                baseline.endpoint("baseline"),
+                settings=settings,
+            )
 
 
 ENGINE_SETTINGS = EngineSettings(
-    device="cpu", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=256, kv_cache_gib=0.1, startup_timeout_s=900
+    device="cpu",
+    max_model_len=256,
+    max_num_seqs=8,
+    max_num_batched_tokens=256,
+    kv_cache_gib=0.1,
+    startup_timeout_s=900,
 )
 
 
@@ -357,14 +454,19 @@ def test_real_engines_promotion_and_then_a_killed_candidate(
         settings = SETTINGS.model_copy(
             update={"max_step_s": 600.0, "max_latency_ratio": 1000.0, "min_draft_coverage": 0.0}
         )
-        arms = {"candidate": candidate.endpoint("candidate"), "baseline": baseline.endpoint("baseline")}
+        arms = {
+            "candidate": candidate.endpoint("candidate"),
+            "baseline": baseline.endpoint("baseline"),
+        }
         report = roll_out(splitter, **arms, settings=settings, gate_acceptance_length=None)
         assert report.promoted, report.reason
         assert {record.arm for record in ask(splitter, num_requests=4)} == {"candidate"}
 
         settings = settings.model_copy(update={"weights_percent": (50, 100), **ENDLESS})
         before = num_sent_to_candidate(splitter)
-        with once(lambda: num_sent_to_candidate(splitter) > before + 10, lambda: kill_engine(candidate)):
+        with once(
+            lambda: num_sent_to_candidate(splitter) > before + 10, lambda: kill_engine(candidate)
+        ):
             report = roll_out(splitter, **arms, settings=settings, gate_acceptance_length=None)
         assert not report.promoted and report.rolled_back_to == "no_draft"
         assert_all_on_baseline(splitter)

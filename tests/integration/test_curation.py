@@ -1,4 +1,6 @@
-"""Curation against a real vLLM engine on a tiny random target: prompts in, a validated on-policy data set out."""
+"""Curation against a real vLLM engine on a tiny random target: prompts in, a validated on-policy
+data set out.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from components.system.ports import free_port
 
 pytestmark = pytest.mark.integration
 
-FINGERPRINT = TargetFingerprint(weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64)
+FINGERPRINT = TargetFingerprint(
+    weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64
+)
 ENGINE = EngineSettings(
     device="cpu",
     dtype="float32",
@@ -40,8 +44,30 @@ ENGINE = EngineSettings(
     kv_cache_gib=0.2,
     startup_timeout_s=900,
 )
-NOUNS = ("lighthouse", "robot", "queue", "drafter", "river", "season", "program", "apple", "window", "token")
-VERBS = ("paint", "describe", "compare", "explain", "count", "draw", "find", "imagine", "sell", "repair")
+NOUNS = (
+    "lighthouse",
+    "robot",
+    "queue",
+    "drafter",
+    "river",
+    "season",
+    "program",
+    "apple",
+    "window",
+    "token",
+)
+VERBS = (
+    "paint",
+    "describe",
+    "compare",
+    "explain",
+    "count",
+    "draw",
+    "find",
+    "imagine",
+    "sell",
+    "repair",
+)
 
 # Regenerates in a process of its own, which the test kills at an awkward moment.
 REGENERATE = """
@@ -56,7 +82,13 @@ regenerate(**job, progress=lambda what, done, total: None)
 
 @pytest.fixture(scope="module")
 def target(tiny_target: Path) -> TargetRef:
-    return TargetRef(name="tiny", path=str(tiny_target), source="test", fingerprint=FINGERPRINT, quantization="none")
+    return TargetRef(
+        name="tiny",
+        path=str(tiny_target),
+        source="test",
+        fingerprint=FINGERPRINT,
+        quantization="none",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +110,13 @@ def engine_url(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 def recipe(folder: Path, *, num: int, **values: object) -> CurationSettings:
     rng = random.Random(7)
     rows = [
-        {"turns": [f"Please {rng.choice(VERBS)} the {rng.choice(NOUNS)} and number {n}.", "ignored", "Now once more."]}
+        {
+            "turns": [
+                f"Please {rng.choice(VERBS)} the {rng.choice(NOUNS)} and number {n}.",
+                "ignored",
+                "Now once more.",
+            ]
+        }
         for n in range(2 * num)
     ]
     path = folder / "prompts.jsonl"
@@ -86,10 +124,16 @@ def recipe(folder: Path, *, num: int, **values: object) -> CurationSettings:
     source = {"name": "prompts", "kind": "file", "path": str(path), "column": "turns"}
     return CurationSettings.model_validate(
         {
-            "sources": [source], "num_conversations": num, "validation_share": 0.25, "max_prompt_tokens": 64,
-            "max_answer_tokens": 24, "requests_in_flight": 8, "min_mask_share": 0.0, **values,
+            "sources": [source],
+            "num_conversations": num,
+            "validation_share": 0.25,
+            "max_prompt_tokens": 64,
+            "max_answer_tokens": 24,
+            "requests_in_flight": 8,
+            "min_mask_share": 0.0,
+            **values,
         }
-    )  # fmt: skip
+    )
 
 
 def quiet(what: str, num_done: int, num_total: int) -> None:
@@ -97,19 +141,30 @@ def quiet(what: str, num_done: int, num_total: int) -> None:
 
 
 def ask(
-    engine_url: str, settings: CurationSettings, collected: Collected, folder: Path, reports: list[str] | None = None
+    engine_url: str,
+    settings: CurationSettings,
+    collected: Collected,
+    folder: Path,
+    reports: list[str] | None = None,
 ) -> Regeneration:
     return regenerate(
-        collected.conversations, engine_url=engine_url, model="tiny", settings=settings, fingerprint=FINGERPRINT,
-        shard_dir=folder, spool_path=folder.with_suffix(".spool"),
+        collected.conversations,
+        engine_url=engine_url,
+        model="tiny",
+        settings=settings,
+        fingerprint=FINGERPRINT,
+        shard_dir=folder,
+        spool_path=folder.with_suffix(".spool"),
         progress=lambda what, done, total: (reports if reports is not None else []).append(what),
-    )  # fmt: skip
+    )
 
 
 def generated_tokens(engine_url: str) -> float:
     text = httpx.get(f"{engine_url}/metrics", timeout=60).text
     return sum(
-        float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")
+        float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if line.startswith("vllm:generation_tokens_total")
     )
 
 
@@ -122,23 +177,37 @@ def settled_tokens(engine_url: str) -> float:
     return seen
 
 
-def test_the_rows_hold_exactly_what_the_target_produced(engine_url: str, target: TargetRef, tmp_path: Path) -> None:
+def test_the_rows_hold_exactly_what_the_target_produced(
+    engine_url: str, target: TargetRef, tmp_path: Path
+) -> None:
     settings = recipe(tmp_path, num=24, max_turns=2, temperatures=(0.0, 1.0))
-    collected = collect(settings, target=target, spool_path=tmp_path / "collected.spool", progress=quiet)
+    collected = collect(
+        settings, target=target, spool_path=tmp_path / "collected.spool", progress=quiet
+    )
     before = settled_tokens(engine_url)
     answers = ask(engine_url, settings, collected, tmp_path / "answers")
     assert answers.exact_tokens
     assert answers.num_tokens == settled_tokens(engine_url) - before
-    assert {answer.temperature for item in answers.answered for answer in item.answers} == {0.0, 1.0}
+    assert {answer.temperature for item in answers.answered for answer in item.answers} == {
+        0.0,
+        1.0,
+    }
 
     done = finish(
-        collected, answers, settings=settings, target=target, max_model_len=512, output_dir=tmp_path / "datasets",
+        collected,
+        answers,
+        settings=settings,
+        target=target,
+        max_model_len=512,
+        output_dir=tmp_path / "datasets",
         progress=quiet,
-    )  # fmt: skip
+    )
     rows = {}
     for split in ("train", "validation"):
         with pa.memory_map(str(Path(done.dataset.path) / f"{split}-00000.arrow")) as file:
-            rows |= {row["conversation_id"]: row for row in pa.ipc.open_file(file).read_all().to_pylist()}
+            rows |= {
+                row["conversation_id"]: row for row in pa.ipc.open_file(file).read_all().to_pylist()
+            }
     assert len(rows) == len(answers.answered)
     for item in answers.answered:
         row, last = rows[item.conversation.id], item.answers[-1]
@@ -149,20 +218,34 @@ def test_the_rows_hold_exactly_what_the_target_produced(engine_url: str, target:
     assert Path(done.dataset.docs_path).is_file()
 
     again = finish(
-        collected, ask(engine_url, settings, collected, tmp_path / "answers"), settings=settings, target=target,
-        max_model_len=512, output_dir=tmp_path / "again", progress=quiet,
-    )  # fmt: skip
+        collected,
+        ask(engine_url, settings, collected, tmp_path / "answers"),
+        settings=settings,
+        target=target,
+        max_model_len=512,
+        output_dir=tmp_path / "again",
+        progress=quiet,
+    )
     assert again.dataset.digest == done.dataset.digest
 
 
-def test_a_kill_costs_no_answer_and_none_is_generated_twice(engine_url: str, target: TargetRef, tmp_path: Path) -> None:
+def test_a_kill_costs_no_answer_and_none_is_generated_twice(
+    engine_url: str, target: TargetRef, tmp_path: Path
+) -> None:
     settings = recipe(tmp_path, num=120, temperatures=(0.0,), max_answer_tokens=64)
-    collected = collect(settings, target=target, spool_path=tmp_path / "collected.spool", progress=quiet)
+    collected = collect(
+        settings, target=target, spool_path=tmp_path / "collected.spool", progress=quiet
+    )
     shards = tmp_path / "answers"
     job = {
-        "conversations": collected.conversations, "engine_url": engine_url, "model": "tiny", "settings": settings,
-        "fingerprint": FINGERPRINT, "shard_dir": shards, "spool_path": tmp_path / "answered.spool",
-    }  # fmt: skip
+        "conversations": collected.conversations,
+        "engine_url": engine_url,
+        "model": "tiny",
+        "settings": settings,
+        "fingerprint": FINGERPRINT,
+        "shard_dir": shards,
+        "spool_path": tmp_path / "answered.spool",
+    }
     (tmp_path / "job.pickle").write_bytes(pickle.dumps(job))
     process = subprocess.Popen([sys.executable, "-c", REGENERATE, str(tmp_path / "job.pickle")])
     deadline = time.monotonic() + 600
@@ -179,7 +262,12 @@ def test_a_kill_costs_no_answer_and_none_is_generated_twice(engine_url: str, tar
     assert answers.num_reused == kept - num_torn
     assert answers.num_reused + answers.num_requested == len(collected.conversations)
     assert len(answers.answered) + answers.quarantine.total == len(collected.conversations)
-    lines = [line for path in shards.iterdir() for line in path.read_text().splitlines() if line.endswith("}")]
+    lines = [
+        line
+        for path in shards.iterdir()
+        for line in path.read_text().splitlines()
+        if line.endswith("}")
+    ]
     keys = [json.loads(line)["key"] for line in lines]
     assert len(keys) == len(set(keys))
 
@@ -187,7 +275,9 @@ def test_a_kill_costs_no_answer_and_none_is_generated_twice(engine_url: str, tar
 def test_the_target_writes_prompts_and_a_rerun_adds_what_is_missing(
     engine_url: str, target: TargetRef, tmp_path: Path
 ) -> None:
-    """A random target ends a turn about once in 512 tokens: of 69 prompts of at most 96 tokens about a dozen end."""
+    """A random target ends a turn about once in 512 tokens: of 69 prompts of at most 96 tokens
+    about a dozen end.
+    """
 
     def write(num_conversations: int) -> CurationSettings:
         settings = recipe(tmp_path, num=num_conversations, max_prompt_tokens=200)
@@ -195,9 +285,13 @@ def test_the_target_writes_prompts_and_a_rerun_adds_what_is_missing(
             update={"name": "self", "kind": "target", "path": None, "column": None}
         )
         return with_written_prompts(
-            settings.model_copy(update={"sources": (*settings.sources, written)}), engine_url=engine_url, model="tiny",
-            target=target, folder=tmp_path / "written", progress=quiet,
-        )  # fmt: skip
+            settings.model_copy(update={"sources": (*settings.sources, written)}),
+            engine_url=engine_url,
+            model="tiny",
+            target=target,
+            folder=tmp_path / "written",
+            progress=quiet,
+        )
 
     before = settled_tokens(engine_url)
     settings = write(80)

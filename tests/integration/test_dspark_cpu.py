@@ -1,4 +1,6 @@
-"""DSpark served by vLLM on CPU through the plug-in, in float32, step by step against the reference decoder."""
+"""DSpark served by vLLM on CPU through the plug-in, in float32, step by step against the reference
+decoder.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def make_prompts(num_prompts: int) -> list[list[int]]:
 
 
 PROMPTS = make_prompts(NUM_PROMPTS)
-# Three requests outlive the others, so the number in flight falls from all of them to 1 while they run.
+# Three requests outlive the others, so the number in flight falls from all of them to 1 while they
+# run.
 UNEVEN_LENGTHS = [160, 190, 260, *[60] * (NUM_PROMPTS - 3)]
 
 
@@ -48,10 +51,14 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tiny_target: Path, undrafted: list[Completion], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(
+    tiny_target: Path, undrafted: list[Completion], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     learn_from = [completion.token_ids for completion in undrafted]
     folder = tmp_path_factory.mktemp("drafters") / "dspark"
-    return write_dspark(folder, target=tiny_target, markov_rank=32, markov_scale=1.0, learn_from=learn_from)
+    return write_dspark(
+        folder, target=tiny_target, markov_rank=32, markov_scale=1.0, learn_from=learn_from
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +68,15 @@ def decoder(tiny_target: Path, checkpoint: Path) -> ReferenceDecoder:
 
 @pytest.fixture(scope="module")
 def references(decoder: ReferenceDecoder) -> list[ReferenceOutput]:
-    return [decoder.generate(prompt, max_new_tokens=MAX_TOKENS, ignore_eos=True) for prompt in PROMPTS]
+    return [
+        decoder.generate(prompt, max_new_tokens=MAX_TOKENS, ignore_eos=True) for prompt in PROMPTS
+    ]
 
 
 @pytest.fixture(scope="module")
-def served(tiny_target: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(
+    tiny_target: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("dspark")
     speculative = {
         "method": "dflash",
@@ -74,7 +85,13 @@ def served(tiny_target: Path, checkpoint: Path, tmp_path_factory: pytest.TempPat
         "draft_sample_method": "probabilistic",
     }
     trace = folder / "trace.jsonl"
-    with serve(tiny_target, log=folder / "engine.log", dtype="float32", speculative=speculative, trace=trace) as url:
+    with serve(
+        tiny_target,
+        log=folder / "engine.log",
+        dtype="float32",
+        speculative=speculative,
+        trace=trace,
+    ) as url:
         yield Served(url, trace)
 
 
@@ -100,21 +117,26 @@ def undrafted(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> li
         return complete(url, PROMPTS, max_tokens=lengths, with_gaps=True)
 
 
-def test_served_drafts_equal_the_references_step_by_step(greedy: GreedyRun, references: list[ReferenceOutput]) -> None:
+def test_served_drafts_equal_the_references_step_by_step(
+    greedy: GreedyRun, references: list[ReferenceOutput]
+) -> None:
     num_steps = num_ties = 0
     for index, reference in enumerate(references):
         by_position = {row["position"]: row for row in greedy.rows_of[index]}
         for step in reference.steps:
             if step.is_tie:
                 print(
-                    f"prompt {index}: target tie at {step.position}, gaps {step.target_gaps}; the rest is not compared"
+                    f"prompt {index}: target tie at {step.position}, gaps {step.target_gaps}; "
+                    "the rest is not compared"
                 )
                 break
             row = by_position[step.position]
             assert row["anchor"] == step.anchor
             num_steps += 1
             if tuple(row["drafts"]) != step.draft_ids:
-                assert step.is_draft_tie, f"prompt {index} at {step.position}: {row['drafts']} against {step}"
+                assert step.is_draft_tie, (
+                    f"prompt {index} at {step.position}: {row['drafts']} against {step}"
+                )
                 print(f"prompt {index}: draft tie at {step.position}, gaps {step.draft_gaps}")
                 num_ties += 1
     print(f"{num_steps} steps of {len(references)} prompts compared, {num_ties} draft ties")
@@ -130,17 +152,28 @@ def test_teacher_forced_reference_and_served_acceptance_agree(
     for index, completion in enumerate(greedy.completions):
         assert completion.speculation is not None
         speculation = Speculation(tuple(completion.speculation["acceptance_histogram"]), 0)
-        if END_TOKEN not in completion.token_ids:  # the engine was told to go on, the reference stops there
+        if (
+            END_TOKEN not in completion.token_ids
+        ):  # the engine was told to go on, the reference stops there
             answers.append(
                 ServedAnswer(
-                    prompt_id=f"p{index}", prompt_token_ids=tuple(PROMPTS[index]), token_ids=completion.token_ids,
-                    num_steps=speculation.num_steps, accepted_by_position=speculation.accepted_by_position,
+                    prompt_id=f"p{index}",
+                    prompt_token_ids=tuple(PROMPTS[index]),
+                    token_ids=completion.token_ids,
+                    num_steps=speculation.num_steps,
+                    accepted_by_position=speculation.accepted_by_position,
                 )
-            )  # fmt: skip
-    fingerprint = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
+            )
+    fingerprint = TargetFingerprint(
+        weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64
+    )
     job = GapJob(
         target=TargetRef(
-            name="tiny", path=str(tiny_target), source="test", fingerprint=fingerprint, quantization="none"
+            name="tiny",
+            path=str(tiny_target),
+            source="test",
+            fingerprint=fingerprint,
+            quantization="none",
         ),
         checkpoint=CheckpointRef.model_construct(path=str(checkpoint)),
         answers=tuple(answers),
@@ -153,70 +186,107 @@ def test_teacher_forced_reference_and_served_acceptance_agree(
     assert gap.num_prompts == len(answers) >= 10 and gap.served > 1.01
     assert gap.gap < 0.005  # a walk that accepted nothing would be 0.02 off
     for shares in zip(*gap.acceptance_by_position.values(), strict=True):
-        assert max(shares) - min(shares) < 0.005  # the last step of an answer may accept more than is kept
+        assert (
+            max(shares) - min(shares) < 0.005
+        )  # the last step of an answer may accept more than is kept
     half = [answer.model_copy(update={"num_steps": 2 * answer.num_steps}) for answer in answers]
     assert measure_gap(job.model_copy(update={"answers": tuple(half)})).gap > 0.5
 
 
-def test_served_acceptance_equals_the_references(greedy: GreedyRun, references: list[ReferenceOutput]) -> None:
+def test_served_acceptance_equals_the_references(
+    greedy: GreedyRun, references: list[ReferenceOutput]
+) -> None:
     accepted = sum(step.num_accepted for reference in references for step in reference.steps)
     steps = sum(len(reference.steps) for reference in references)
     speculation = [completion.speculation for completion in greedy.completions]
     assert all(speculation)
-    served_accepted = sum(metrics["num_accepted_draft_tokens"] for metrics in speculation if metrics)
+    served_accepted = sum(
+        metrics["num_accepted_draft_tokens"] for metrics in speculation if metrics
+    )
     served_steps = sum(metrics["num_spec_steps"] for metrics in speculation if metrics)
-    print(f"served {1 + served_accepted / served_steps:.4f}, reference {1 + accepted / steps:.4f} over {steps} steps")
-    assert accepted >= 10  # of a tiny random target's greedy tokens few can be guessed, but some must be
+    print(
+        f"served {1 + served_accepted / served_steps:.4f}, reference {1 + accepted / steps:.4f} "
+        f"over {steps} steps"
+    )
+    assert (
+        accepted >= 10
+    )  # of a tiny random target's greedy tokens few can be guessed, but some must be
     assert served_accepted / served_steps == pytest.approx(accepted / steps, abs=0.01)
 
 
-def test_greedy_output_is_the_same_without_the_drafter(greedy: GreedyRun, undrafted: list[Completion]) -> None:
+def test_greedy_output_is_the_same_without_the_drafter(
+    greedy: GreedyRun, undrafted: list[Completion]
+) -> None:
     assert_equal_but_for_ties(greedy.completions, undrafted)
 
 
-def assert_equal_but_for_ties(drafted: list[Completion], undrafted: list[Completion], *, max_ties: int = 1) -> None:
-    """Equal as far as the shorter output goes, or parted where the target's two best tokens are a rounding apart."""
+def assert_equal_but_for_ties(
+    drafted: list[Completion], undrafted: list[Completion], *, max_ties: int = 1
+) -> None:
+    """Equal as far as the shorter output goes, or parted where the target's two best tokens are a
+    rounding apart.
+    """
     num_ties = 0
     for index, (ours, theirs) in enumerate(zip(drafted, undrafted, strict=True)):
         pairs = zip(ours.token_ids, theirs.token_ids, strict=False)
         first = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
         if first is not None:
-            print(f"prompt {index}: outputs part at {first}, where the target's top-2 gap is {theirs.gaps[first]:.2e}")
+            print(
+                f"prompt {index}: outputs part at {first}, where the target's top-2 gap is "
+                f"{theirs.gaps[first]:.2e}"
+            )
             assert theirs.gaps[first] < TIE_GAP
             num_ties += 1
     print(f"{len(drafted) - num_ties} of {len(drafted)} outputs equal, {num_ties} ties")
     assert num_ties <= max_ties
 
 
-def test_greedy_requests_are_exact_among_sampled_ones(served: Served, undrafted: list[Completion]) -> None:
+def test_greedy_requests_are_exact_among_sampled_ones(
+    served: Served, undrafted: list[Completion]
+) -> None:
     temperatures = [0.0 if index % 2 == 0 else 1.0 for index in range(NUM_PROMPTS)]
     mixed = complete(served.url, PROMPTS, max_tokens=MAX_TOKENS, temperatures=temperatures)
     assert_equal_but_for_ties(mixed[::2], undrafted[::2])
 
 
-# vLLM pads a request that is admitted with one token to compute beside running ones with drafts that nobody proposed,
-# and takes all drafts of that step as certain: lossless, but few are accepted. The longer prompt is never padded.
-@pytest.mark.parametrize(("prompt", "min_accepted"), [([7], 0.0), ([7, 9], 0.2)], ids=["padded", "drafted"])
+# vLLM pads a request that is admitted with one token to compute beside running ones with drafts
+# that nobody proposed, and takes all drafts of that step as certain: lossless, but few are
+# accepted. The longer prompt is never padded.
+@pytest.mark.parametrize(
+    ("prompt", "min_accepted"), [([7], 0.0), ([7, 9], 0.2)], ids=["padded", "drafted"]
+)
 def test_sampling_at_temperature_one_is_lossless(
     served: Served, decoder: ReferenceDecoder, prompt: list[int], min_accepted: float
 ) -> None:
-    """Tokens 2 and 3 of one prompt, which drafts decide, against the target's exact marginals: chi-squared."""
+    """Tokens 2 and 3 of one prompt, which drafts decide, against the target's exact marginals:
+    chi-squared.
+    """
     num_samples = 1600
     samples = complete(
-        served.url, [prompt] * num_samples, max_tokens=3, temperatures=[1.0] * num_samples, num_in_flight=32
+        served.url,
+        [prompt] * num_samples,
+        max_tokens=3,
+        temperatures=[1.0] * num_samples,
+        num_in_flight=32,
     )
-    accepted = sum(sample.speculation["num_accepted_draft_tokens"] for sample in samples if sample.speculation)
+    accepted = sum(
+        sample.speculation["num_accepted_draft_tokens"] for sample in samples if sample.speculation
+    )
     print(f"{accepted / num_samples:.3f} draft tokens accepted per sample")
     assert accepted >= min_accepted * num_samples
     for place, exact_W in enumerate(exact_marginals(decoder, prompt)):
-        counts = torch.bincount(torch.tensor([sample.token_ids[place] for sample in samples]), minlength=512)
+        counts = torch.bincount(
+            torch.tensor([sample.token_ids[place] for sample in samples]), minlength=512
+        )
         pvalue = pooled_chisquare(counts, exact_W)
         print(f"token {place + 1}: p-value {pvalue:.3f}")
         assert pvalue > 1e-4
 
 
 def exact_marginals(decoder: ReferenceDecoder, prompt: list[int]) -> list[torch.Tensor]:
-    """P(token 1), P(token 2), P(token 3) after `prompt`, [512] each, summed over all 512 * 512 prefixes."""
+    """P(token 1), P(token 2), P(token 3) after `prompt`, [512] each, summed over all 512 * 512
+    prefixes.
+    """
     model, third_W = decoder.target.model, torch.zeros(512)
     with torch.inference_mode():
         first_W = model(torch.tensor([prompt])).logits[0, -1].softmax(-1)
@@ -239,21 +309,37 @@ def pooled_chisquare(counts_W: torch.Tensor, exact_W: torch.Tensor) -> float:
     return float(chisquare(observed, [value * scale for value in expected]).pvalue)
 
 
-def test_sampled_acceptance_is_what_the_distributions_promise(served: Served, decoder: ReferenceDecoder) -> None:
+def test_sampled_acceptance_is_what_the_distributions_promise(
+    served: Served, decoder: ReferenceDecoder
+) -> None:
     num_tokens, prompts = 150, PROMPTS[:12]
-    drafted = complete(served.url, prompts, max_tokens=num_tokens, temperatures=[1.0] * len(prompts), num_in_flight=12)
+    drafted = complete(
+        served.url,
+        prompts,
+        max_tokens=num_tokens,
+        temperatures=[1.0] * len(prompts),
+        num_in_flight=12,
+    )
     generator = torch.Generator().manual_seed(7)
     references = [
-        decoder.generate(prompt, max_new_tokens=num_tokens, temperature=1.0, generator=generator, ignore_eos=True)
+        decoder.generate(
+            prompt, max_new_tokens=num_tokens, temperature=1.0, generator=generator, ignore_eos=True
+        )
         for prompt in prompts
     ]
-    expected = torch.tensor([float(step.num_accepted) for output in references for step in output.steps])
+    expected = torch.tensor(
+        [float(step.num_accepted) for output in references for step in output.steps]
+    )
     served_steps = sum(item.speculation["num_spec_steps"] for item in drafted if item.speculation)
     served_mean = (
-        sum(item.speculation["num_accepted_draft_tokens"] for item in drafted if item.speculation) / served_steps
+        sum(item.speculation["num_accepted_draft_tokens"] for item in drafted if item.speculation)
+        / served_steps
     )
     error = float(expected.std()) * (1 / served_steps + 1 / len(expected)) ** 0.5
-    print(f"served {1 + served_mean:.3f}, reference {1 + float(expected.mean()):.3f}, standard error {error:.3f}")
+    print(
+        f"served {1 + served_mean:.3f}, reference {1 + float(expected.mean()):.3f}, standard "
+        f"error {error:.3f}"
+    )
     assert served_mean == pytest.approx(float(expected.mean()), abs=4 * error)
 
 
@@ -274,7 +360,8 @@ def test_schedule_keeps_the_drafters_cache_in_step(
     trace = tmp_path / "trace.jsonl"
     log = tmp_path / "engine.log"
     with serve(tiny_target, log=log, dtype="float32", speculative=speculative, trace=trace) as url:
-        # All at once: a client that tops up short requests one by one can be slower than the engine.
+        # All at once: a client that tops up short requests one by one can be slower than the
+        # engine.
         drafted = complete(url, PROMPTS, max_tokens=UNEVEN_LENGTHS, num_in_flight=NUM_PROMPTS)
     assert_equal_but_for_ties(drafted, undrafted)
     num_rows_by_k, longest_pauses = {2: 0, 4: 0}, []
@@ -285,10 +372,13 @@ def test_schedule_keeps_the_drafters_cache_in_step(
         positions = [len(prompt) - 1, *(row["position"] for row in rows)]
         longest_pauses.append(max(b - a for a, b in pairwise(positions)))
         for row in rows:
-            proposal = decoder.propose_after(sequence[: row["position"] + 1], num_draft_tokens=len(row["drafts"]))
+            proposal = decoder.propose_after(
+                sequence[: row["position"] + 1], num_draft_tokens=len(row["drafts"])
+            )
             assert tuple(row["drafts"]) == proposal.draft_ids or min(proposal.gaps) < TIE_GAP, row
             num_rows_by_k[len(row["drafts"])] += 1
     print(f"steps by K: {num_rows_by_k}, longest pauses in drafting: {longest_pauses}")
-    # When the short requests arrive and leave is the machine's choice; the longest request sees both.
+    # When the short requests arrive and leave is the machine's choice; the longest request sees
+    # both.
     assert longest_pauses[-1] > 10, "the longest request never ran without drafts for a while"
     assert all(count > 10 for count in num_rows_by_k.values())

@@ -1,4 +1,6 @@
-"""A real vLLM engine on a tiny random target: start, answer, stop, and every way of not coming up."""
+"""A real vLLM engine on a tiny random target: start, answer, stop, and every way of not coming
+up.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,16 @@ from components.system.ports import free_port
 
 pytestmark = pytest.mark.integration
 
-FINGERPRINT = TargetFingerprint(weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64)
+FINGERPRINT = TargetFingerprint(
+    weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64
+)
 SETTINGS = EngineSettings(
-    device="cpu", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=256, kv_cache_gib=0.1, startup_timeout_s=900
+    device="cpu",
+    max_model_len=256,
+    max_num_seqs=8,
+    max_num_batched_tokens=256,
+    kv_cache_gib=0.1,
+    startup_timeout_s=900,
 )
 ORPHAN_LIMIT_S = 60.0  # an engine has ten seconds for its own end; the rest is for a slow machine
 
@@ -39,7 +48,8 @@ from components.serving.engines.engine import Engine
 from components.settings import EngineSettings
 settings = EngineSettings.model_validate_json(sys.argv[1])
 model, port = sys.argv[2], int(sys.argv[3])
-spec = EngineSpec(name="owned", model_path=model, served_model_name="m", settings=settings, port=port, device="cpu")
+spec = EngineSpec(name="owned", model_path=model, served_model_name="m",
+                  settings=settings, port=port, device="cpu")
 engine = Engine.start(spec, log_path=Path(sys.argv[4]), fingerprint=None)
 print(engine.identity.pid, flush=True)
 engine.wait_ready()
@@ -48,7 +58,9 @@ time.sleep(600)
 """
 
 
-def make_spec(model: Path, *, settings: EngineSettings = SETTINGS, port: int | None = None) -> EngineSpec:
+def make_spec(
+    model: Path, *, settings: EngineSettings = SETTINGS, port: int | None = None
+) -> EngineSpec:
     return EngineSpec(
         name="tiny",
         model_path=str(model),
@@ -87,8 +99,12 @@ def test_engine_answers_counts_and_leaves_nothing(tiny_target: Path, tmp_path: P
 
 
 def assert_idle_connection_is_kept(engine: Engine) -> None:
-    """vLLM closes one after 5 s, which is when httpx stops using it: requests of a measurement were lost at times."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", engine.spec.port, timeout=300)) as connection:
+    """vLLM closes one after 5 s, which is when httpx stops using it: requests of a measurement were
+    lost at times.
+    """
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", engine.spec.port, timeout=300)
+    ) as connection:
         connection.request("GET", "/v1/models")
         assert connection.getresponse().read()
         time.sleep(6)
@@ -97,7 +113,9 @@ def assert_idle_connection_is_kept(engine: Engine) -> None:
 
 
 def test_another_process_can_end_it(tiny_target: Path, tmp_path: Path) -> None:
-    engine = Engine.start(make_spec(tiny_target), log_path=tmp_path / "engine.log", fingerprint=FINGERPRINT)
+    engine = Engine.start(
+        make_spec(tiny_target), log_path=tmp_path / "engine.log", fingerprint=FINGERPRINT
+    )
     identity = engine.identity
     time.sleep(2)  # in the middle of its start
     members = guard.session_members(identity.pid)
@@ -110,7 +128,9 @@ def test_another_process_can_end_it(tiny_target: Path, tmp_path: Path) -> None:
 
 def test_startup_timeout_is_one_clear_error(tiny_target: Path, tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"startup_timeout_s": 1.0})
-    engine = Engine.start(make_spec(tiny_target, settings=settings), log_path=tmp_path / "e.log", fingerprint=None)
+    engine = Engine.start(
+        make_spec(tiny_target, settings=settings), log_path=tmp_path / "e.log", fingerprint=None
+    )
     with pytest.raises(EngineError, match=r"was not ready in 1 s.*e\.log"):
         engine.wait_ready()
     assert not engine.is_alive()
@@ -134,20 +154,35 @@ def test_port_of_another_process(tiny_target: Path, tmp_path: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(PortInUseError, match=str(port)):
-            Engine.start(make_spec(tiny_target, port=port), log_path=tmp_path / "engine.log", fingerprint=None)
+            Engine.start(
+                make_spec(tiny_target, port=port),
+                log_path=tmp_path / "engine.log",
+                fingerprint=None,
+            )
     assert not (tmp_path / "engine.log").exists()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("when", ["starting", "ready"])
-def test_nothing_survives_the_kill_of_its_owner(tiny_target: Path, tmp_path: Path, when: str) -> None:
-    arguments = [SETTINGS.model_dump_json(), str(tiny_target), str(free_port()), str(tmp_path / "engine.log")]
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, *arguments], stdout=subprocess.PIPE, text=True)
+def test_nothing_survives_the_kill_of_its_owner(
+    tiny_target: Path, tmp_path: Path, when: str
+) -> None:
+    arguments = [
+        SETTINGS.model_dump_json(),
+        str(tiny_target),
+        str(free_port()),
+        str(tmp_path / "engine.log"),
+    ]
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, *arguments], stdout=subprocess.PIPE, text=True
+    )
     assert owner.stdout is not None
     try:
         guard_pid = int(owner.stdout.readline())
         if when == "ready":
-            assert owner.stdout.readline().strip() == "ready", (tmp_path / "engine.log").read_text()[-2000:]
+            assert owner.stdout.readline().strip() == "ready", (
+                tmp_path / "engine.log"
+            ).read_text()[-2000:]
         else:
             time.sleep(5)
         members = [guard_pid, *guard.session_members(guard_pid)]
@@ -162,7 +197,9 @@ def test_nothing_survives_the_kill_of_its_owner(tiny_target: Path, tmp_path: Pat
 
 @pytest.mark.long
 def test_nothing_survives_the_kill_of_its_guard(tiny_target: Path, tmp_path: Path) -> None:
-    engine = Engine.start(make_spec(tiny_target), log_path=tmp_path / "engine.log", fingerprint=None).wait_ready()
+    engine = Engine.start(
+        make_spec(tiny_target), log_path=tmp_path / "engine.log", fingerprint=None
+    ).wait_ready()
     members = guard.session_members(engine.identity.pid)
     os.kill(engine.identity.pid, signal.SIGKILL)
     assert_gone(members, limit_s=ORPHAN_LIMIT_S)
@@ -173,7 +210,9 @@ def assert_gone(pids: list[int], *, limit_s: float) -> None:
     starts = {pid: guard.process_start(pid) for pid in pids}
     deadline = time.monotonic() + limit_s
     while left := [
-        pid for pid in pids if guard.process_start(pid) is not None and guard.process_start(pid) == starts[pid]
+        pid
+        for pid in pids
+        if guard.process_start(pid) is not None and guard.process_start(pid) == starts[pid]
     ]:
         assert time.monotonic() < deadline, f"still there after {limit_s} s: {left}"
         time.sleep(0.2)

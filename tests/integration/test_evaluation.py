@@ -1,4 +1,6 @@
-"""Acceptance, speed and the gate against real vLLM engines serving a tiny random target, with and without a drafter."""
+"""Acceptance, speed and the gate against real vLLM engines serving a tiny random target, with and
+without a drafter.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ pytestmark = pytest.mark.integration
 MODEL = "tiny"
 AUX_LAYERS = (1, 2, 3)
 NUM_DRAFT_TOKENS = 3
-FINGERPRINT = TargetFingerprint(**{part: digest_json(part) for part in TargetFingerprint.model_fields})
+FINGERPRINT = TargetFingerprint(
+    **{part: digest_json(part) for part in TargetFingerprint.model_fields}
+)
 SETTINGS = EvaluationSettings(
     slices={"letters": 4, "numbers": 4},
     max_tokens=24,
@@ -85,15 +89,27 @@ PROMPTS = tuple(
 
 @pytest.fixture(scope="module")
 def target(tiny_target: Path) -> TargetRef:
-    return TargetRef(name="tiny", path=str(tiny_target), source="test", fingerprint=FINGERPRINT, quantization="none")
+    return TargetRef(
+        name="tiny",
+        path=str(tiny_target),
+        source="test",
+        fingerprint=FINGERPRINT,
+        quantization="none",
+    )
 
 
 @pytest.fixture(scope="module")
 def checkpoint(target: TargetRef, tmp_path_factory: pytest.TempPathFactory) -> CheckpointRef:
     settings = DrafterSettings(
-        algorithm="dflash", num_layers=1, block_size=NUM_DRAFT_TOKENS + 1, markov_rank=0, confidence_head=False
+        algorithm="dflash",
+        num_layers=1,
+        block_size=NUM_DRAFT_TOKENS + 1,
+        markov_rank=0,
+        confidence_head=False,
     )
-    model = build_drafter(settings, target_path=Path(target.path), aux_layer_ids=AUX_LAYERS, draft_vocab=None, seed=0)
+    model = build_drafter(
+        settings, target_path=Path(target.path), aux_layer_ids=AUX_LAYERS, draft_vocab=None, seed=0
+    )
     return export_checkpoint(
         model,
         tmp_path_factory.mktemp("drafters") / "random",
@@ -113,16 +129,25 @@ def endpoints(
     target: TargetRef, checkpoint: CheckpointRef, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, ArmEndpoint]]:
     port = free_port()
-    shared = {"model_path": target.path, "served_model_name": MODEL, "settings": ENGINE, "device": "cpu"}
+    shared = {
+        "model_path": target.path,
+        "served_model_name": MODEL,
+        "settings": ENGINE,
+        "device": "cpu",
+    }
     specs = [
         EngineSpec(name="candidate", port=port, checkpoint=checkpoint, num_cores=1, **shared),
         EngineSpec(name="no_draft", port=free_port(port + 1), num_cores=1, **shared),
     ]
-    with start_engines(specs, log_dir=tmp_path_factory.mktemp("logs"), fingerprint=FINGERPRINT) as engines:
+    with start_engines(
+        specs, log_dir=tmp_path_factory.mktemp("logs"), fingerprint=FINGERPRINT
+    ) as engines:
         yield {engine.spec.name: engine.endpoint(engine.spec.name) for engine in engines}
 
 
-def test_arms_are_measured_and_decided_on(endpoints: dict[str, ArmEndpoint], target: TargetRef, tmp_path: Path) -> None:
+def test_arms_are_measured_and_decided_on(
+    endpoints: dict[str, ArmEndpoint], target: TargetRef, tmp_path: Path
+) -> None:
     measured = {
         arm: measure_acceptance(one, PROMPTS, settings=SETTINGS, with_logprobs=arm == "no_draft")
         for arm, one in endpoints.items()
@@ -142,18 +167,25 @@ def test_arms_are_measured_and_decided_on(endpoints: dict[str, ArmEndpoint], tar
     expected = expected_counters(candidate.prompts)
     assert {name: candidate.counters[name] for name in expected} == expected
     assert expected["vllm:spec_decode_num_drafts"] > len(PROMPTS)
-    assert plain.counters["vllm:generation_tokens"] == sum(p.num_output_tokens for p in plain.prompts)
+    assert plain.counters["vllm:generation_tokens"] == sum(
+        p.num_output_tokens for p in plain.prompts
+    )
     assert all(len(p.accepted_by_position) == NUM_DRAFT_TOKENS for p in candidate.prompts)
     assert all(p.num_steps == p.num_draft_tokens == 0 for p in plain.prompts)
 
     speed = measure_speed(list(endpoints.values()), PROMPTS, settings=SETTINGS)
     for points in speed.values():
         assert [point.concurrency for point in points] == [1, 2]
-        assert all(point.output_tokens_per_s > 0 and point.ttft_p50_ms > 0 and point.itl_p50_ms > 0 for point in points)
+        assert all(
+            point.output_tokens_per_s > 0 and point.ttft_p50_ms > 0 and point.itl_p50_ms > 0
+            for point in points
+        )
         assert all(point.num_requests == 4 for point in points)
 
     recipe = load_recipe("demo").model_copy(update={"evaluation": SETTINGS, "engine": ENGINE})
-    report = build_report(target, measured=measured, speed=speed, prompts=PROMPTS, recipe=recipe, itself=itself)
+    report = build_report(
+        target, measured=measured, speed=speed, prompts=PROMPTS, recipe=recipe, itself=itself
+    )
     assert report.num_compared_outputs == len(PROMPTS)
     # A random drafter changes no output but at ties within float32's rounding.
     lossless = losslessness(report, GateSettings())
@@ -165,7 +197,10 @@ def test_arms_are_measured_and_decided_on(endpoints: dict[str, ArmEndpoint], tar
     decision = decide(report, settings=GateSettings(min_acceptance_length=1.2))
     assert decision.verdict is Verdict.FAIL
     from_file = type(report).read(report.write(tmp_path / "r.json"))
-    assert decide(from_file, settings=GateSettings(min_acceptance_length=1.2)).digest == decision.digest
+    assert (
+        decide(from_file, settings=GateSettings(min_acceptance_length=1.2)).digest
+        == decision.digest
+    )
 
 
 def test_too_long_prompt_is_left_out_with_its_reason(endpoints: dict[str, ArmEndpoint]) -> None:
@@ -187,8 +222,14 @@ def test_foreign_traffic_makes_the_counts_differ(
 
     def intrude(what: str, num_done: int, num_total: int) -> None:
         if num_done == 1:
-            payload = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
-            httpx.post(f"{endpoint.url}/v1/chat/completions", json=payload, timeout=600).raise_for_status()
+            payload = {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": "hello"}],
+                "max_tokens": 8,
+            }
+            httpx.post(
+                f"{endpoint.url}/v1/chat/completions", json=payload, timeout=600
+            ).raise_for_status()
 
     with pytest.raises(EvaluationError, match="counters and its per-request metrics differ"):
         measure_acceptance(endpoint, PROMPTS, settings=SETTINGS, progress=intrude)
@@ -211,22 +252,35 @@ def test_every_kind_of_request_is_sent_to_both_engines_and_the_table_is_kept(
 ) -> None:
     def table() -> CompatibilityTable:
         return compatibility_of(
-            endpoints["no_draft"], endpoints["candidate"], method="dflash", device="cpu", folder=tmp_path
+            endpoints["no_draft"],
+            endpoints["candidate"],
+            method="dflash",
+            device="cpu",
+            folder=tmp_path,
         )
 
     measured = table()
     by_feature = {row.feature: row for row in measured.rows}
     assert {name for name, row in by_feature.items() if row.plain is Served.REFUSED} == set()
-    # vLLM 0.32 refuses these two of a drafting engine (`SamplingParams._validate_spec_decode`), and no others.
-    assert {name for name, row in by_feature.items() if row.drafting is Served.REFUSED} == {"min_p", "logit_bias"}
+    # vLLM 0.32 refuses these two of a drafting engine (`SamplingParams._validate_spec_decode`), and
+    # no others.
+    assert {name for name, row in by_feature.items() if row.drafting is Served.REFUSED} == {
+        "min_p",
+        "logit_bias",
+    }
     assert by_feature["seed"].drafting is Served.NOT_SENT
-    assert all(by_feature[name].drafting is Served.OK for name in ("chat", "n", "top_k", "logprobs", "json_schema"))
+    assert all(
+        by_feature[name].drafting is Served.OK
+        for name in ("chat", "n", "top_k", "logprobs", "json_schema")
+    )
     assert table() == measured
     # All that was sent left both engines whole.
     measure_acceptance(endpoints["candidate"], PROMPTS[:2], settings=SETTINGS)
 
 
-def test_a_shared_prefix_is_computed_cold_and_taken_from_the_cache_warm(endpoints: dict[str, ArmEndpoint]) -> None:
+def test_a_shared_prefix_is_computed_cold_and_taken_from_the_cache_warm(
+    endpoints: dict[str, ArmEndpoint],
+) -> None:
     warm = WarmPrefixSettings(num_questions=2, prefix_tokens=200)
     settings = SETTINGS.model_copy(update={"warm_prefix": warm, "max_tokens": 8})
     for arm in ("candidate", "no_draft"):
@@ -240,10 +294,18 @@ def test_a_slice_from_a_file_is_asked_whole_and_in_the_recipes_variants(
     endpoints: dict[str, ArmEndpoint], tmp_path: Path
 ) -> None:
     rows = [
-        [("system", "Be brief."), ("user", f"what is {n}"), ("assistant", "a number"), ("user", "and then")]
+        [
+            ("system", "Be brief."),
+            ("user", f"what is {n}"),
+            ("assistant", "a number"),
+            ("user", "and then"),
+        ]
         for n in range(4)
     ]
-    lines = [json.dumps({"messages": [{"role": role, "content": text} for role, text in row]}) for row in rows]
+    lines = [
+        json.dumps({"messages": [{"role": role, "content": text} for role, text in row]})
+        for row in rows
+    ]
     path = tmp_path / "ours.jsonl"
     path.write_text("\n".join(lines))
     own = {"kind": "file", "path": str(path), "num_prompts": 4}
@@ -252,10 +314,14 @@ def test_a_slice_from_a_file_is_asked_whole_and_in_the_recipes_variants(
     assert sorted(len(prompt.variant) for prompt in prompts) == [0, 0, 1, 1]
     measured = measure_acceptance(endpoints["candidate"], prompts, settings=settings)
     alone = measure_acceptance(
-        endpoints["candidate"], [_prompt("ours", n, "and then") for n in range(1)], settings=settings
+        endpoints["candidate"],
+        [_prompt("ours", n, "and then") for n in range(1)],
+        settings=settings,
     )
     # The system prompt and the earlier turns are asked, too.
-    assert min(p.num_prompt_tokens for p in measured.prompts) > alone.prompts[0].num_prompt_tokens + 20
+    assert (
+        min(p.num_prompt_tokens for p in measured.prompts) > alone.prompts[0].num_prompt_tokens + 20
+    )
 
 
 @pytest.mark.long
@@ -275,28 +341,44 @@ def test_ngram_copies_what_the_prompt_repeats_and_is_compared(
             speed=partial(measure_speed, settings=SETTINGS),
         )  # fmt: skip
 
-    # Drafts where something repeats and not at every step; what it answers is what the plain engine answers.
+    # Drafts where something repeats and not at every step; what it answers is what the plain engine
+    # answers.
     drafted = sum(one.num_steps for one in found.measured.prompts)
     assert 0 < drafted < sum(one.num_output_tokens for one in found.measured.prompts)
     answers = {one.prompt_id: one for one in measure(plain, PROMPTS).prompts}
-    assert all(one.num_output_tokens == answers[one.prompt_id].num_output_tokens for one in found.measured.prompts)
-    assert all(1.0 <= all_step_length([one]) <= 1 + NUM_DRAFT_TOKENS for one in found.measured.prompts)
+    assert all(
+        one.num_output_tokens == answers[one.prompt_id].num_output_tokens
+        for one in found.measured.prompts
+    )
+    assert all(
+        1.0 <= all_step_length([one]) <= 1 + NUM_DRAFT_TOKENS for one in found.measured.prompts
+    )
 
-    measured = {arm: measure(one, PROMPTS, with_logprobs=arm == "no_draft") for arm, one in endpoints.items()}
+    measured = {
+        arm: measure(one, PROMPTS, with_logprobs=arm == "no_draft")
+        for arm, one in endpoints.items()
+    }
     speed = dict.fromkeys(endpoints, found.no_draft_speed)
     recipe = load_recipe("demo").model_copy(update={"evaluation": SETTINGS, "engine": ENGINE})
     report = build_report(target, measured=measured, speed=speed, prompts=PROMPTS, recipe=recipe)
     report = with_rivals(report, [found])
     overall = beaten_by(report, GateSettings())[0]
-    # A random drafter keeps about one token per step; what copies from a repeating answer keeps more.
+    # A random drafter keeps about one token per step; what copies from a repeating answer keeps
+    # more.
     assert overall.rival_length > 1.0
     assert overall.candidate_length < 1.2
-    assert "Against drafting without a drafter" in rivals_section(report, beaten_by(report, GateSettings()))
+    assert "Against drafting without a drafter" in rivals_section(
+        report, beaten_by(report, GateSettings())
+    )
 
 
 def test_engine_that_is_not_there() -> None:
     with pytest.raises(EvaluationError, match="does not answer"):
-        asyncio.run(_version_of(ArmEndpoint(arm="candidate", url=f"http://127.0.0.1:{free_port()}", model=MODEL)))
+        asyncio.run(
+            _version_of(
+                ArmEndpoint(arm="candidate", url=f"http://127.0.0.1:{free_port()}", model=MODEL)
+            )
+        )
 
 
 async def _version_of(endpoint: ArmEndpoint) -> str:

@@ -1,4 +1,6 @@
-"""The rendered configuration in a real HAProxy: weights are exact, and a refused request goes to the other arm."""
+"""The rendered configuration in a real HAProxy: weights are exact, and a refused request goes to
+the other arm.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from components.services.haproxy import ARM_HEADER, BACKEND, BASELINE, CANDIDATE, render_haproxy_config
+from components.services.haproxy import (
+    ARM_HEADER,
+    BACKEND,
+    BASELINE,
+    CANDIDATE,
+    render_haproxy_config,
+)
 from components.services.prepare import search_path
 from components.settings import ServicesSettings
 from components.system.ports import free_port
@@ -56,13 +64,17 @@ class Splitter:
 
     def arms(self, num_requests: int) -> Counter[str]:
         with httpx.Client(base_url=self.url, timeout=60) as client:
-            return Counter(client.get("/v1/models").headers[ARM_HEADER] for _ in range(num_requests))
+            return Counter(
+                client.get("/v1/models").headers[ARM_HEADER] for _ in range(num_requests)
+            )
 
 
 @pytest.fixture
 def splitter(tmp_path: Path) -> Iterator[Splitter]:
     first = free_port()
-    services = ServicesSettings(haproxy_port=first, haproxy_stats_port=free_port(taken=frozenset({first})))
+    services = ServicesSettings(
+        haproxy_port=first, haproxy_stats_port=free_port(taken=frozenset({first}))
+    )
     path = tmp_path / "haproxy.cfg"
     path.write_text(render_haproxy_config(services, socket_path=tmp_path / "h.sock"))
     program = shutil.which("haproxy", path=search_path())

@@ -33,7 +33,9 @@ from components.registry import releases
 from components.registry.client import Registry
 
 pytestmark = pytest.mark.integration
-FINGERPRINT = TargetFingerprint(weights="w" * 64, quantization="q" * 64, tokenizer="t" * 64, serving="s" * 64)
+FINGERPRINT = TargetFingerprint(
+    weights="w" * 64, quantization="q" * 64, tokenizer="t" * 64, serving="s" * 64
+)
 
 
 def free_port() -> int:
@@ -52,7 +54,10 @@ def start_server(folder: Path, port: int) -> subprocess.Popen[bytes]:
     ]
     log_file = (folder / "server.log").open("ab")
     process = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "server", *arguments, *stores], stdout=log_file, stderr=log_file, cwd=folder
+        [sys.executable, "-m", "mlflow", "server", *arguments, *stores],
+        stdout=log_file,
+        stderr=log_file,
+        cwd=folder,
     )
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -69,7 +74,9 @@ def start_server(folder: Path, port: int) -> subprocess.Popen[bytes]:
 def stop_server(process: subprocess.Popen[bytes]) -> None:
     import psutil
 
-    children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    children = (
+        psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    )
     process.terminate()
     for child in children:
         if child.is_running():
@@ -100,7 +107,13 @@ def make_checkpoint(
 
 
 def make_target(fingerprint: TargetFingerprint = FINGERPRINT) -> TargetRef:
-    return TargetRef(name="tiny", path="target", source="folder tiny", fingerprint=fingerprint, quantization="none")
+    return TargetRef(
+        name="tiny",
+        path="target",
+        source="folder tiny",
+        fingerprint=fingerprint,
+        quantization="none",
+    )
 
 
 def make_report(checkpoint: CheckpointRef) -> AcceptanceReport:
@@ -128,7 +141,9 @@ def make_report(checkpoint: CheckpointRef) -> AcceptanceReport:
     )
 
 
-def make_gate(checkpoint: CheckpointRef, report: AcceptanceReport, *, verdict: Verdict = Verdict.PASS) -> GateDecision:
+def make_gate(
+    checkpoint: CheckpointRef, report: AcceptanceReport, *, verdict: Verdict = Verdict.PASS
+) -> GateDecision:
     return GateDecision(
         candidate_digest=checkpoint.digest,
         champion_digest=None,
@@ -141,7 +156,9 @@ def make_gate(checkpoint: CheckpointRef, report: AcceptanceReport, *, verdict: V
     )
 
 
-def release_one(registry: Registry, folder: Path, model_name: str, *, content: bytes = b"weights") -> releases.Release:
+def release_one(
+    registry: Registry, folder: Path, model_name: str, *, content: bytes = b"weights"
+) -> releases.Release:
     checkpoint = make_checkpoint(folder, content=content)
     report = make_report(checkpoint)
     plot = folder.parent / "plot.png"
@@ -159,18 +176,25 @@ def release_one(registry: Registry, folder: Path, model_name: str, *, content: b
 
 
 def test_metrics_of_two_threads_go_to_their_own_runs(registry: Registry) -> None:
-    run_ids = [registry.start_run("threads", name=f"r{i}", params={"i": i}, tags={"a": "b"}) for i in range(2)]
+    run_ids = [
+        registry.start_run("threads", name=f"r{i}", params={"i": i}, tags={"a": "b"})
+        for i in range(2)
+    ]
 
     def write(index: int) -> None:
         for step in range(10):
-            registry.log_metrics(run_ids[index], {"loss": index + step / 10, "acceptance": 1.0}, step=step)
+            registry.log_metrics(
+                run_ids[index], {"loss": index + step / 10, "acceptance": 1.0}, step=step
+            )
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write, range(2)))
     for index, run_id in enumerate(run_ids):
         registry.finish_run(run_id, failed=index == 1)
         history = registry.client.get_metric_history(run_id, "loss")
-        assert sorted((m.step, m.value) for m in history) == [(s, index + s / 10) for s in range(10)]
+        assert sorted((m.step, m.value) for m in history) == [
+            (s, index + s / 10) for s in range(10)
+        ]
         run = registry.client.get_run(run_id)
         assert run.info.status == ("FAILED" if index else "FINISHED")
         assert run.data.params == {"i": str(index)}
@@ -194,7 +218,9 @@ def test_a_release_round_trip(registry: Registry, tmp_path: Path) -> None:
     assert releases.get_release(registry, "round-trip-drafter", alias="challenger") == release
     assert releases.get_release(registry, "round-trip-drafter", version=2) is None
     assert releases.champion(registry, "round-trip-drafter") is None
-    releases.set_alias(registry, release, "champion", reason="canary passed", decision_digest="c" * 64)
+    releases.set_alias(
+        registry, release, "champion", reason="canary passed", decision_digest="c" * 64
+    )
     assert releases.champion(registry, "round-trip-drafter") == release
     assert releases.list_releases(registry, "round-trip-drafter") == [release]
 
@@ -204,16 +230,30 @@ def test_a_release_round_trip(registry: Registry, tmp_path: Path) -> None:
     assert releases.download_checkpoint(registry, release, tmp_path / "download") == downloaded
     names = {
         a.path.rpartition("/")[2]
-        for a in registry.client.list_artifacts(release.run_id, f"release-{release.gate_digest[:16]}")
+        for a in registry.client.list_artifacts(
+            release.run_id, f"release-{release.gate_digest[:16]}"
+        )
     }
-    assert names == {"checkpoint", "gate_decision.json", "acceptance_report.json", "extra", "release.json"}
-    assert releases.acceptance_report_of(registry, release).arms == make_report(release.checkpoint).arms
+    assert names == {
+        "checkpoint",
+        "gate_decision.json",
+        "acceptance_report.json",
+        "extra",
+        "release.json",
+    }
+    assert (
+        releases.acceptance_report_of(registry, release).arms
+        == make_report(release.checkpoint).arms
+    )
 
 
 def test_registering_again_completes_the_same_version(registry: Registry, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint")
     report = make_report(checkpoint)
-    gate, run_id = make_gate(checkpoint, report), registry.start_run("training", name="twice", params={})
+    gate, run_id = (
+        make_gate(checkpoint, report),
+        registry.start_run("training", name="twice", params={}),
+    )
 
     def register() -> releases.Release:
         return releases.register_release(
@@ -243,11 +283,17 @@ def test_a_gate_that_does_not_fit_is_refused(registry: Registry, tmp_path: Path)
     common = {"checkpoint": checkpoint, "target": make_target(), "report": report}
     gate = make_gate(checkpoint, report)
     with pytest.raises(RegistryError, match="passed its gate"):
-        releases.check_releasable(**common, gate=make_gate(checkpoint, report, verdict=Verdict.INCONCLUSIVE))
+        releases.check_releasable(
+            **common, gate=make_gate(checkpoint, report, verdict=Verdict.INCONCLUSIVE)
+        )
     with pytest.raises(RegistryError, match="another checkpoint"):
-        releases.check_releasable(**common, gate=gate.model_copy(update={"candidate_digest": "0" * 64}))
+        releases.check_releasable(
+            **common, gate=gate.model_copy(update={"candidate_digest": "0" * 64})
+        )
     with pytest.raises(RegistryError, match="another report"):
-        releases.check_releasable(**common, gate=gate.model_copy(update={"report_digest": "0" * 64}))
+        releases.check_releasable(
+            **common, gate=gate.model_copy(update={"report_digest": "0" * 64})
+        )
     other = FINGERPRINT.model_copy(update={"weights": "0" * 64})
     with pytest.raises(FingerprintMismatchError, match="another target"):
         releases.check_releasable(**{**common, "target": make_target(other)}, gate=gate)
@@ -263,7 +309,9 @@ def test_a_damaged_artifact_is_not_handed_out(registry: Registry, tmp_path: Path
     release = release_one(registry, tmp_path / "checkpoint", "damaged-drafter")
     evil = tmp_path / "model.safetensors"
     evil.write_bytes(b"evil")
-    registry.log_artifact(release.run_id, evil, folder=f"release-{release.gate_digest[:16]}/checkpoint")
+    registry.log_artifact(
+        release.run_id, evil, folder=f"release-{release.gate_digest[:16]}/checkpoint"
+    )
     with pytest.raises(RegistryError, match="damaged"):
         releases.download_checkpoint(registry, release, tmp_path / "download")
     assert not (tmp_path / "download").exists()
@@ -277,26 +325,40 @@ def test_promotions_are_a_chain_that_survives_a_race(registry: Registry, tmp_pat
     def promote(index: int) -> None:
         barrier.wait()
         release = (one, two)[index % 2]
-        releases.set_alias(registry, release, f"arm{index}", reason=f"r{index}", decision_digest=str(index) * 64)
+        releases.set_alias(
+            registry, release, f"arm{index}", reason=f"r{index}", decision_digest=str(index) * 64
+        )
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(promote, range(4)))
     releases.set_alias(registry, one, "champion", reason="canary passed", decision_digest="c" * 64)
     releases.set_alias(registry, two, "champion", reason="better", decision_digest="d" * 64)
-    releases.remove_alias(registry, "race-drafter", "champion", reason="rolled back", decision_digest="e" * 64)
+    releases.remove_alias(
+        registry, "race-drafter", "champion", reason="rolled back", decision_digest="e" * 64
+    )
     entries = log.promotions(registry, "race-drafter")
     assert [entry.index for entry in entries] == list(range(1, 10))
-    assert [(e.from_version, e.to_version) for e in entries if e.alias == "champion"] == [(None, 1), (1, 2), (2, None)]
+    assert [(e.from_version, e.to_version) for e in entries if e.alias == "champion"] == [
+        (None, 1),
+        (1, 2),
+        (2, None),
+    ]
     assert {e.alias for e in entries} == {"challenger", "champion", "arm0", "arm1", "arm2", "arm3"}
     assert log.verify_aliases(registry, "race-drafter") == []
     assert releases.champion(registry, "race-drafter") is None
     registry.client.set_registered_model_alias("race-drafter", "champion", "1")
-    assert log.verify_aliases(registry, "race-drafter") == ["champion: the log says None, MLflow says 1"]
+    assert log.verify_aliases(registry, "race-drafter") == [
+        "champion: the log says None, MLflow says 1"
+    ]
 
 
-def test_the_log_cannot_be_overwritten_or_altered_unseen(registry: Registry, tmp_path: Path) -> None:
+def test_the_log_cannot_be_overwritten_or_altered_unseen(
+    registry: Registry, tmp_path: Path
+) -> None:
     release = release_one(registry, tmp_path / "checkpoint", "log-drafter")
-    releases.set_alias(registry, release, "champion", reason="canary passed", decision_digest="c" * 64)
+    releases.set_alias(
+        registry, release, "champion", reason="canary passed", decision_digest="c" * 64
+    )
     run_id = registry.client.get_registered_model("log-drafter").tags["dspark.promotions_run_id"]
     with pytest.raises(RegistryError):
         registry.log_params(run_id, {"000001": "{}"})
@@ -307,7 +369,9 @@ def test_the_log_cannot_be_overwritten_or_altered_unseen(registry: Registry, tmp
     with pytest.raises(RegistryError, match="broken at entry 1"):
         log.verify_chain(entries[1:])
     with pytest.raises(RegistryError, match="too long"):
-        releases.set_alias(registry, release, "champion", reason="x" * 7000, decision_digest="c" * 64)
+        releases.set_alias(
+            registry, release, "champion", reason="x" * 7000, decision_digest="c" * 64
+        )
 
 
 def test_no_server_is_one_clear_message() -> None:

@@ -28,15 +28,34 @@ ANSWER_TIMEOUT_S = 60.0
 
 def test_up_serves_everything_and_says_where(services: Services) -> None:
     endpoints = load_endpoints(services.state_dir)
-    for url in (f"{endpoints.prefect_api_url}/health", f"{endpoints.mlflow_url}/health", endpoints.store.metrics_url):
+    for url in (
+        f"{endpoints.prefect_api_url}/health",
+        f"{endpoints.mlflow_url}/health",
+        endpoints.store.metrics_url,
+    ):
         assert httpx.get(url, timeout=ANSWER_TIMEOUT_S).status_code == 200
-    assert "master_key_count" in httpx.get(endpoints.store.metrics_url, timeout=ANSWER_TIMEOUT_S).text
-    assert "candidate" in httpx.get(f"{endpoints.haproxy_stats_url};csv", timeout=ANSWER_TIMEOUT_S).text
+    assert (
+        "master_key_count" in httpx.get(endpoints.store.metrics_url, timeout=ANSWER_TIMEOUT_S).text
+    )
+    assert (
+        "candidate"
+        in httpx.get(f"{endpoints.haproxy_stats_url};csv", timeout=ANSWER_TIMEOUT_S).text
+    )
     again = services.run("up")
     assert again.returncode == 0 and "already up" in again.stdout
-    assert endpoints.mlflow_url in again.stdout and f"PREFECT_API_URL={endpoints.prefect_api_url}" in again.stdout
+    assert (
+        endpoints.mlflow_url in again.stdout
+        and f"PREFECT_API_URL={endpoints.prefect_api_url}" in again.stdout
+    )
     names = {path.name for path in Path(endpoints.logs_dir).glob("*.log")}
-    assert {"prefect.log", "mlflow.log", "haproxy.log", "store.log", "deployments.log", "supervisor.log"} <= names
+    assert {
+        "prefect.log",
+        "mlflow.log",
+        "haproxy.log",
+        "store.log",
+        "deployments.log",
+        "supervisor.log",
+    } <= names
 
 
 def test_prefect_command_line_lists_and_watches_deployments(services: Services) -> None:
@@ -45,8 +64,12 @@ def test_prefect_command_line_lists_and_watches_deployments(services: Services) 
     expected = yaml.safe_load((REPO_DIR / "prefect.yaml").read_text())["deployments"]
     for deployment in expected:
         flow_name = deployment["entrypoint"].rpartition(".")[2].replace("_", "-")
-        assert f"{flow_name}/{deployment['name']}" in listing.stdout, listing.stdout + listing.stderr
-    watched = services.python("-m", "prefect", "deployment", "run", "probe-flow/demo", "--watch", variables=prefect)
+        assert f"{flow_name}/{deployment['name']}" in listing.stdout, (
+            listing.stdout + listing.stderr
+        )
+    watched = services.python(
+        "-m", "prefect", "deployment", "run", "probe-flow/demo", "--watch", variables=prefect
+    )
     assert watched.returncode == 0, watched.stdout + watched.stderr
 
 
@@ -64,7 +87,14 @@ def test_follow_shows_logs_of_flow_subflow_and_components(services: Services) ->
 
 def test_interrupting_follow_cancels_the_run(services: Services) -> None:
     follow = subprocess.Popen(
-        [sys.executable, "-m", "components.services.follow", "probe-flow/demo", "--parameters", '{"seconds": 300}'],
+        [
+            sys.executable,
+            "-m",
+            "components.services.follow",
+            "probe-flow/demo",
+            "--parameters",
+            '{"seconds": 300}',
+        ],
         cwd=REPO_DIR,
         env=services.environment,
         stdout=subprocess.PIPE,
@@ -90,12 +120,19 @@ def test_a_service_that_dies_comes_back_and_the_others_stay(services: Services) 
     masters[0].wait(timeout=60)
     _wait_for(lambda: _answers(endpoints.store.metrics_url))
     assert {p.pid for p in run_processes(services.state.run_id) if "haproxy" in p.name()} == before
-    assert httpx.get(f"{endpoints.prefect_api_url}/health", timeout=ANSWER_TIMEOUT_S).status_code == 200
+    assert (
+        httpx.get(f"{endpoints.prefect_api_url}/health", timeout=ANSWER_TIMEOUT_S).status_code
+        == 200
+    )
 
 
 @pytest.mark.long
-def test_down_ends_every_process_flow_runs_included(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """On services of its own. `make test` ends those that all tests share, and looks for what is left, too."""
+def test_down_ends_every_process_flow_runs_included(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """On services of its own. `make test` ends those that all tests share, and looks for what is
+    left, too.
+    """
     with running_services(tmp_path_factory.mktemp("down")) as services:
         end_while_a_flow_runs(services)
 
@@ -129,21 +166,33 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "haproxy_port is taken" in result.stderr and f"pid {os.getpid()}" in result.stderr
     assert "Traceback" not in result.stderr
-    assert not list((tmp_path / "state").rglob("*.log")) and not (tmp_path / "state" / STATE_FILE).exists()
+    assert (
+        not list((tmp_path / "state").rglob("*.log"))
+        and not (tmp_path / "state" / STATE_FILE).exists()
+    )
 
 
 @pytest.mark.long
 def test_a_store_that_cannot_start_ends_the_rest_and_shows_its_log(tmp_path: Path) -> None:
-    """A master without its shared libraries dies as this stand-in does; everything else must be ended again."""
+    """A master without its shared libraries dies as this stand-in does; everything else must be
+    ended again.
+    """
     program = tmp_path / "bin" / "mooncake_master"
     program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'error while loading shared libraries: libibverbs.so.1' >&2\nexit 127\n")
+    program.write_text(
+        "#!/bin/sh\necho 'error while loading shared libraries: libibverbs.so.1' >&2\nexit 127\n"
+    )
     program.chmod(0o755)
     procfile = "import components.services.prepare as p, os; "
-    procfile += f"path = p.search_path; p.search_path = lambda: {str(program.parent)!r} + os.pathsep + path(); "
+    procfile += (
+        f"path = p.search_path; p.search_path = lambda: {str(program.parent)!r} + "
+        "os.pathsep + path(); "
+    )
     services = Services(tmp_path)
     services.write_settings()
-    result = services.python("-c", procfile + "import components.services.up as u; u.run_main(u.main)")
+    result = services.python(
+        "-c", procfile + "import components.services.up as u; u.run_main(u.main)"
+    )
     assert result.returncode == 1
     assert "store ended while starting; got status 127" in result.stderr
     assert "error while loading shared libraries: libibverbs.so.1" in result.stderr

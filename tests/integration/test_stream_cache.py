@@ -1,4 +1,6 @@
-"""Hybrid and offline reading, on a real store: filled by the stream, read without an engine, never another target's."""
+"""Hybrid and offline reading, on a real store: filled by the stream, read without an engine, never
+another target's.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from stream_services import FINGERPRINT, Master, SimulatedEngine, make_requests, running_master, simulated_states
+from stream_services import (
+    FINGERPRINT,
+    Master,
+    SimulatedEngine,
+    make_requests,
+    running_master,
+    simulated_states,
+)
 
 from components.errors import FingerprintMismatchError, StreamError
 from components.hidden_states.stream import HiddenStateStream, SampleRequest
@@ -36,16 +45,28 @@ def engine(master: Master) -> Iterator[SimulatedEngine]:
 
 def settings(mode: str, folder: Path, **values: object) -> StreamSettings:
     return StreamSettings.model_validate(
-        {"aux_layer_ids": (1, 2), "budget_mib": 16, "requests_in_flight": 8, "mode": mode, "cache_dir": str(folder)}
+        {
+            "aux_layer_ids": (1, 2),
+            "budget_mib": 16,
+            "requests_in_flight": 8,
+            "mode": mode,
+            "cache_dir": str(folder),
+        }
         | values
     )
 
 
 def open_stream(master: Master, urls: tuple[str, ...], chosen: StreamSettings) -> HiddenStateStream:
     return HiddenStateStream(
-        chosen, engine_urls=urls, model="t", store=master.endpoint, run_id=RUN, fingerprint=FINGERPRINT,
-        num_hidden_layers=4, hidden_size=64,
-    )  # fmt: skip
+        chosen,
+        engine_urls=urls,
+        model="t",
+        store=master.endpoint,
+        run_id=RUN,
+        fingerprint=FINGERPRINT,
+        num_hidden_layers=4,
+        hidden_size=64,
+    )
 
 
 def consume(stream: HiddenStateStream, requests: list[SampleRequest]) -> list[int]:
@@ -77,7 +98,9 @@ def test_the_second_pass_comes_from_the_disk_and_the_third_needs_no_engine(
     assert offline.report().num_cached == NUM and offline.report().bytes_streamed == 0
 
 
-def test_a_full_cache_leaves_the_rest_to_the_engine(master: Master, engine: SimulatedEngine, tmp_path: Path) -> None:
+def test_a_full_cache_leaves_the_rest_to_the_engine(
+    master: Master, engine: SimulatedEngine, tmp_path: Path
+) -> None:
     requests = make_requests(NUM)
     limit = settings("hybrid", tmp_path, cache_gib=0.001)
     with open_stream(master, (engine.url,), limit) as stream:
@@ -88,7 +111,9 @@ def test_a_full_cache_leaves_the_rest_to_the_engine(master: Master, engine: Simu
     assert report.cache_bytes <= 0.001 * 2**30
     with open_stream(master, (), settings("offline", tmp_path)) as offline:
         num_missing = NUM - report.num_cached
-        with pytest.raises(StreamError, match=rf"{num_missing} of {NUM} samples are not among the cached.*hybrid"):
+        with pytest.raises(
+            StreamError, match=rf"{num_missing} of {NUM} samples are not among the cached.*hybrid"
+        ):
             offline.require_cached(requests)
         with pytest.raises(StreamError, match=r"not among the cached states.*hybrid"):
             consume(offline, requests)
@@ -112,14 +137,18 @@ def test_a_damaged_sample_is_given_up_once_and_streamed_the_next_time(
     assert engine.num_calls == NUM + 1
 
 
-def test_another_layer_list_is_refused_by_name(master: Master, engine: SimulatedEngine, tmp_path: Path) -> None:
+def test_another_layer_list_is_refused_by_name(
+    master: Master, engine: SimulatedEngine, tmp_path: Path
+) -> None:
     with open_stream(master, (engine.url,), settings("hybrid", tmp_path)) as stream:
         consume(stream, make_requests(4))
     with pytest.raises(FingerprintMismatchError, match="of another layer_ids"):
         open_stream(master, (), settings("offline", tmp_path, aux_layer_ids=(1, 3))).__enter__()
 
 
-@pytest.mark.parametrize(("mode", "folder"), [("online", "somewhere"), ("hybrid", None), ("offline", None)])
+@pytest.mark.parametrize(
+    ("mode", "folder"), [("online", "somewhere"), ("hybrid", None), ("offline", None)]
+)
 def test_mode_and_folder_belong_together(mode: str, folder: str | None) -> None:
     with pytest.raises(ValueError, match="cache_dir"):
         StreamSettings.model_validate({"aux_layer_ids": (1, 2), "mode": mode, "cache_dir": folder})

@@ -14,7 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from stream_services import FINGERPRINT, Master, SimulatedEngine, make_requests, running_master, simulated_states
+from stream_services import (
+    FINGERPRINT,
+    Master,
+    SimulatedEngine,
+    make_requests,
+    running_master,
+    simulated_states,
+)
 
 from components.contracts import StoreEndpoint
 from components.errors import EngineError, FingerprintMismatchError, StoreError, StreamError
@@ -25,9 +32,14 @@ from components.settings import StreamSettings
 pytestmark = pytest.mark.integration
 
 SETTINGS = StreamSettings(
-    aux_layer_ids=(1, 2), budget_mib=16, requests_in_flight=8, request_timeout_s=5, max_retries=2, engine_outage_s=3,
+    aux_layer_ids=(1, 2),
+    budget_mib=16,
+    requests_in_flight=8,
+    request_timeout_s=5,
+    max_retries=2,
+    engine_outage_s=3,
     max_quarantine_share=0.1,
-)  # fmt: skip
+)
 RUN = "faults"
 
 
@@ -67,10 +79,14 @@ def consume(stream: HiddenStateStream, requests: list[SampleRequest]) -> list[in
 
 def on_first_attempts(fault: str, *, every: int = 7) -> Callable[[int, str], str | None]:
     """Every n-th sample has the fault at its first attempt only."""
-    return lambda number, name: fault if name.endswith("-0") and int(name.split("-")[2]) % every == 0 else None
+    return lambda number, name: (
+        fault if name.endswith("-0") and int(name.split("-")[2]) % every == 0 else None
+    )
 
 
-def test_order_is_the_requests_order_whatever_completes_first(master: Master, engine: SimulatedEngine) -> None:
+def test_order_is_the_requests_order_whatever_completes_first(
+    master: Master, engine: SimulatedEngine
+) -> None:
     engine.misbehave = lambda number, name: "slow" if number % 3 == 0 else None
     with open_stream(master.endpoint, engine.url) as stream:
         assert consume(stream, make_requests(60)) == list(range(60))
@@ -83,7 +99,9 @@ def test_order_is_the_requests_order_whatever_completes_first(master: Master, en
 
 
 @pytest.mark.parametrize("fault", ["error", "flip", "nan", "tokens", "500"])
-def test_a_fault_of_one_attempt_is_retried(master: Master, engine: SimulatedEngine, fault: str) -> None:
+def test_a_fault_of_one_attempt_is_retried(
+    master: Master, engine: SimulatedEngine, fault: str
+) -> None:
     engine.misbehave = on_first_attempts(fault)
     with open_stream(master.endpoint, engine.url) as stream:
         assert consume(stream, make_requests(30)) == list(range(30))
@@ -93,7 +111,9 @@ def test_a_fault_of_one_attempt_is_retried(master: Master, engine: SimulatedEngi
     assert report.keys_left == 0
 
 
-def test_a_sample_that_never_appears_is_retried_within_its_time(master: Master, engine: SimulatedEngine) -> None:
+def test_a_sample_that_never_appears_is_retried_within_its_time(
+    master: Master, engine: SimulatedEngine
+) -> None:
     engine.misbehave = lambda number, name: "silent" if name.endswith("-3-0") else None
     settings = SETTINGS.model_copy(update={"request_timeout_s": 3.0})
     with open_stream(master.endpoint, engine.url, settings) as stream:
@@ -101,7 +121,9 @@ def test_a_sample_that_never_appears_is_retried_within_its_time(master: Master, 
     assert any(name.endswith("-3-1") for name in engine.names)
 
 
-def test_a_sample_that_stays_wrong_is_quarantined_with_its_reason(master: Master, engine: SimulatedEngine) -> None:
+def test_a_sample_that_stays_wrong_is_quarantined_with_its_reason(
+    master: Master, engine: SimulatedEngine
+) -> None:
     engine.misbehave = lambda number, name: "nan" if name.split("-")[2] == "4" else None
     with open_stream(master.endpoint, engine.url) as stream:
         assert consume(stream, make_requests(12)) == [i for i in range(12) if i != 4]
@@ -132,7 +154,10 @@ def test_too_many_quarantined_samples_stop_the_run(master: Master, engine: Simul
 
 @pytest.mark.parametrize(
     ("fault", "error", "words"),
-    [("foreign", FingerprintMismatchError, "fingerprint"), ("layers", StreamError, "another layers")],
+    [
+        ("foreign", FingerprintMismatchError, "fingerprint"),
+        ("layers", StreamError, "another layers"),
+    ],
 )
 def test_another_targets_states_stop_the_run_at_once(
     master: Master, engine: SimulatedEngine, fault: str, error: type[Exception], words: str
@@ -143,7 +168,9 @@ def test_another_targets_states_stop_the_run_at_once(
     assert stream.report().num_retried == 0
 
 
-def test_a_sample_larger_than_the_budget_is_quarantined(master: Master, engine: SimulatedEngine) -> None:
+def test_a_sample_larger_than_the_budget_is_quarantined(
+    master: Master, engine: SimulatedEngine
+) -> None:
     # 8 MiB of reader buffers hold 21,000 tokens of 3 x 64 x 2 bytes.
     requests = make_requests(20)
     requests[3] = make_requests(1, low=25_000, high=25_001)[0]
@@ -174,7 +201,9 @@ def httpx_allocated(master: Master) -> int:
     return parse_metrics(httpx.get(master.endpoint.metrics_url, timeout=60).text).allocated_bytes
 
 
-def test_a_consumer_that_holds_everything_is_told_so(master: Master, engine: SimulatedEngine) -> None:
+def test_a_consumer_that_holds_everything_is_told_so(
+    master: Master, engine: SimulatedEngine
+) -> None:
     with (
         pytest.raises(StreamError, match="holds every reader buffer"),
         open_stream(master.endpoint, engine.url) as stream,
@@ -184,14 +213,18 @@ def test_a_consumer_that_holds_everything_is_told_so(master: Master, engine: Sim
     assert count_run_keys(master.endpoint, RUN) == 0
 
 
-def test_an_exception_of_the_consumer_leaves_nothing(master: Master, engine: SimulatedEngine) -> None:
+def test_an_exception_of_the_consumer_leaves_nothing(
+    master: Master, engine: SimulatedEngine
+) -> None:
     with pytest.raises(ZeroDivisionError), open_stream(master.endpoint, engine.url) as stream:
         for sample in stream.stream(make_requests(60)):
             _ = 1 / (sample.request.index - 5)
     assert stream.report().keys_left == 0 == count_run_keys(master.endpoint, RUN)
 
 
-def test_a_pass_left_early_is_not_followed_by_another(master: Master, engine: SimulatedEngine) -> None:
+def test_a_pass_left_early_is_not_followed_by_another(
+    master: Master, engine: SimulatedEngine
+) -> None:
     with open_stream(master.endpoint, engine.url) as stream:
         for _ in stream.stream(make_requests(10)):
             break
@@ -200,28 +233,43 @@ def test_a_pass_left_early_is_not_followed_by_another(master: Master, engine: Si
     assert stream.report().keys_left == 0
 
 
-def test_an_exception_of_the_requests_reaches_the_consumer(master: Master, engine: SimulatedEngine) -> None:
+def test_an_exception_of_the_requests_reaches_the_consumer(
+    master: Master, engine: SimulatedEngine
+) -> None:
     def broken() -> Iterator[SampleRequest]:
         yield from make_requests(3)
         raise LookupError("row 3 is unreadable")
 
-    with pytest.raises(LookupError, match="row 3"), open_stream(master.endpoint, engine.url) as stream:
+    with (
+        pytest.raises(LookupError, match="row 3"),
+        open_stream(master.endpoint, engine.url) as stream,
+    ):
         for sample in stream.stream(broken()):
             sample.release()
 
 
-def test_a_hanging_engine_is_given_up_in_bounded_time(master: Master, engine: SimulatedEngine) -> None:
+def test_a_hanging_engine_is_given_up_in_bounded_time(
+    master: Master, engine: SimulatedEngine
+) -> None:
     engine.misbehave = lambda number, name: "hang"
     settings = SETTINGS.model_copy(update={"request_timeout_s": 0.5, "max_retries": 1})
     started = time.monotonic()
-    with pytest.raises(EngineError, match="in time"), open_stream(master.endpoint, engine.url, settings) as stream:
+    with (
+        pytest.raises(EngineError, match="in time"),
+        open_stream(master.endpoint, engine.url, settings) as stream,
+    ):
         consume(stream, make_requests(12))
     assert time.monotonic() - started < 60  # 0.5 s, twice; a hanging engine answers after 60
 
 
-def test_an_engine_that_goes_away_is_given_up_in_bounded_time(master: Master, engine: SimulatedEngine) -> None:
+def test_an_engine_that_goes_away_is_given_up_in_bounded_time(
+    master: Master, engine: SimulatedEngine
+) -> None:
     started = time.monotonic()
-    with pytest.raises(EngineError, match="not reachable"), open_stream(master.endpoint, engine.url) as stream:
+    with (
+        pytest.raises(EngineError, match="not reachable"),
+        open_stream(master.endpoint, engine.url) as stream,
+    ):
         for sample in stream.stream(make_requests(60, low=3000, high=3600)):
             if sample.request.index == 5:
                 engine.misbehave = lambda number, name: "drop"
@@ -230,7 +278,9 @@ def test_an_engine_that_goes_away_is_given_up_in_bounded_time(master: Master, en
     assert time.monotonic() - started < 90
 
 
-def test_two_consumers_share_an_engine_and_never_a_key(master: Master, engine: SimulatedEngine) -> None:
+def test_two_consumers_share_an_engine_and_never_a_key(
+    master: Master, engine: SimulatedEngine
+) -> None:
     with open_stream(master.endpoint, engine.url, consumer="0") as first:
         iterator = first.stream(make_requests(20))
         next(iterator).release()
@@ -243,11 +293,14 @@ def test_two_consumers_share_an_engine_and_never_a_key(master: Master, engine: S
     assert len(set(engine.names)) == len(engine.names)
 
 
-def test_two_engines_feed_one_consumer_and_never_share_a_key(master: Master, engine: SimulatedEngine) -> None:
+def test_two_engines_feed_one_consumer_and_never_share_a_key(
+    master: Master, engine: SimulatedEngine
+) -> None:
     other = SimulatedEngine(master.endpoint, run_id=RUN)
     try:
         with HiddenStateStream(
-            SETTINGS, engine_urls=[engine.url, other.url], model="t", store=master.endpoint, run_id=RUN,
+            SETTINGS, engine_urls=[engine.url, other.url], model="t", store=master.endpoint,
+            run_id=RUN,
             fingerprint=FINGERPRINT, num_hidden_layers=4, hidden_size=64,
         ) as stream:  # fmt: skip
             assert consume(stream, make_requests(40)) == list(range(40))
@@ -258,7 +311,9 @@ def test_two_engines_feed_one_consumer_and_never_share_a_key(master: Master, eng
     assert stream.report().keys_left == 0
 
 
-def test_one_request_in_twenty_failing_costs_time_and_no_sample(master: Master, engine: SimulatedEngine) -> None:
+def test_one_request_in_twenty_failing_costs_time_and_no_sample(
+    master: Master, engine: SimulatedEngine
+) -> None:
     rng = np.random.default_rng(3)
     faults = ["500", "drop", "error", "flip", "nan", "tokens"]
     engine.misbehave = lambda number, name: str(rng.choice(faults)) if rng.random() < 0.05 else None
@@ -282,7 +337,10 @@ def test_master_down_at_the_start_is_said_within_seconds() -> None:
 
 def test_engine_down_at_the_start_is_said_within_seconds(master: Master) -> None:
     started = time.monotonic()
-    with pytest.raises(EngineError, match="not reachable"), open_stream(master.endpoint, "http://127.0.0.1:9"):
+    with (
+        pytest.raises(EngineError, match="not reachable"),
+        open_stream(master.endpoint, "http://127.0.0.1:9"),
+    ):
         pass
     assert time.monotonic() - started < 30
 
@@ -346,7 +404,8 @@ from stream_services import make_requests
 from test_stream_faults import open_stream, SETTINGS
 endpoint = StoreEndpoint.model_validate_json(sys.argv[1])
 num_read = 0
-with open_stream(endpoint, sys.argv[2], SETTINGS.model_copy(update={"request_timeout_s": 60})) as stream:
+patient = SETTINGS.model_copy(update={"request_timeout_s": 60})
+with open_stream(endpoint, sys.argv[2], patient) as stream:
     for sample in stream.stream(make_requests(400, low=400, high=800)):
         sample.release()
         num_read += 1
@@ -357,7 +416,9 @@ print(num_read, stream.report().num_quarantined, flush=True)
 
 
 @pytest.mark.long
-def test_a_stopped_consumer_holds_no_more_than_its_budget_and_goes_on(master: Master, engine: SimulatedEngine) -> None:
+def test_a_stopped_consumer_holds_no_more_than_its_budget_and_goes_on(
+    master: Master, engine: SimulatedEngine
+) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", STOPPED, master.endpoint.model_dump_json(), engine.url]
     client = StoreClient.connect(master.endpoint)
@@ -382,7 +443,8 @@ def test_a_stopped_consumer_holds_no_more_than_its_budget_and_goes_on(master: Ma
     assert count_run_keys(master.endpoint, RUN) == 0
 
 
-# In processes of their own: Mooncake's client threads keep asking for a dead master as long as they live.
+# In processes of their own: Mooncake's client threads keep asking for a dead master as long as they
+# live.
 MASTER_KILLED = """
 import json, os, sys, time
 from pathlib import Path
@@ -435,7 +497,9 @@ except StoreError as error:
 
 @pytest.mark.long
 def test_a_master_that_starts_again_serves_the_rest_of_the_run(tmp_path: Path) -> None:
-    """The reader ends with it and is started again where it was; the engine's client finds its master by itself."""
+    """The reader ends with it and is started again where it was; the engine's client finds its
+    master by itself.
+    """
     said = in_own_process(
         """
 try:
@@ -450,7 +514,8 @@ while len(order) < len(requests):
         if time.monotonic() > deadline:
             raise
         time.sleep(1)
-keys = httpx.get(master.endpoint.metrics_url.removesuffix("/metrics") + "/get_all_keys", timeout=60).text
+url = master.endpoint.metrics_url.removesuffix("/metrics") + "/get_all_keys"
+keys = httpx.get(url, timeout=60).text
 master.kill()
 print(json.dumps({"order": order, "keys": keys}), flush=True)
 os._exit(0)

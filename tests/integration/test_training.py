@@ -1,4 +1,6 @@
-"""The trainer process on real parts: vLLM with our connector on a tiny target, a Mooncake master, MLflow on SQLite."""
+"""The trainer process on real parts: vLLM with our connector on a tiny target, a Mooncake master,
+MLflow on SQLite.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ pytestmark = pytest.mark.integration
 
 TRAINER_TIMEOUT_S = 1200.0  # a safety net
 RUN = "training-run"
-STREAM = StreamSettings(aux_layer_ids=(1, 3), budget_mib=16, requests_in_flight=8, request_timeout_s=30, max_retries=1)
+STREAM = StreamSettings(
+    aux_layer_ids=(1, 3), budget_mib=16, requests_in_flight=8, request_timeout_s=30, max_retries=1
+)
 ENGINE = EngineSettings(
     device="cpu",
     max_model_len=256,
@@ -41,9 +45,14 @@ ENGINE = EngineSettings(
     startup_timeout_s=900,
 )
 DRAFTER = DrafterSettings(
-    num_layers=1, block_size=4, markov_rank=8, draft_vocab_size=256, min_vocab_coverage=0.1, start="target_layers",
+    num_layers=1,
+    block_size=4,
+    markov_rank=8,
+    draft_vocab_size=256,
+    min_vocab_coverage=0.1,
+    start="target_layers",
     start_layers=(3,),
-)  # fmt: skip
+)
 TRAINING = TrainingSettings(
     num_epochs=2, tokens_per_step=96, anchors_per_step=32, learning_rate=3e-3, log_every_steps=2,
     checkpoint_every_steps=5, validate_every_steps=5, validation_anchors=64,
@@ -57,15 +66,28 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
 
 
 @pytest.fixture(scope="module")
-def engine(master: Master, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(
+    master: Master, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
     args, environment = extraction_args(
-        settings=STREAM, num_hidden_layers=4, store=master.endpoint, run_id=RUN, fingerprint=FINGERPRINT,
+        settings=STREAM,
+        num_hidden_layers=4,
+        store=master.endpoint,
+        run_id=RUN,
+        fingerprint=FINGERPRINT,
         segment_mib=64,
-    )  # fmt: skip
+    )
     spec = EngineSpec(
-        name="extraction", model_path=str(tiny_target), served_model_name="t", settings=ENGINE, port=free_port(),
-        device="cpu", extra_args=tuple(args), extra_env=environment, num_cores=1,
-    )  # fmt: skip
+        name="extraction",
+        model_path=str(tiny_target),
+        served_model_name="t",
+        settings=ENGINE,
+        port=free_port(),
+        device="cpu",
+        extra_args=tuple(args),
+        extra_env=environment,
+        num_cores=1,
+    )
     log_path = tmp_path_factory.mktemp("engine") / "engine.log"
     with Engine.start(spec, log_path=log_path, fingerprint=None) as engine:
         yield engine.wait_ready()
@@ -81,30 +103,53 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetRef:
             {
                 "conversation_id": [f"{split}-{row.index}" for row in rows],
                 "source": ["test"] * num_rows,
-                "token_ids": pa.array([row.token_ids.tolist() for row in rows], pa.list_(pa.int32())),
-                "loss_mask": pa.array([row.loss_mask.tolist() for row in rows], pa.list_(pa.bool_())),
+                "token_ids": pa.array(
+                    [row.token_ids.tolist() for row in rows], pa.list_(pa.int32())
+                ),
+                "loss_mask": pa.array(
+                    [row.loss_mask.tolist() for row in rows], pa.list_(pa.bool_())
+                ),
             }
         )
-        with pa.OSFile(str(folder / f"{split}-00000.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+        with (
+            pa.OSFile(str(folder / f"{split}-00000.arrow"), "wb") as file,
+            pa.ipc.new_file(file, table.schema) as out,
+        ):
             out.write_table(table)
     (folder / "manifest.json").write_text(json.dumps({"digest": "data-1"}))
     return DatasetRef(
-        path=str(folder), digest="data-1", fingerprint=FINGERPRINT, num_conversations={"train": 120, "validation": 12},
-        num_tokens={}, num_loss_tokens={}, funnel={}, docs_path="",
-    )  # fmt: skip
+        path=str(folder),
+        digest="data-1",
+        fingerprint=FINGERPRINT,
+        num_conversations={"train": 120, "validation": 12},
+        num_tokens={},
+        num_loss_tokens={},
+        funnel={},
+        docs_path="",
+    )
 
 
 @pytest.fixture
-def job(master: Master, engine: Engine, dataset: DatasetRef, tiny_target: Path, tmp_path: Path) -> TrainingJob:
+def job(
+    master: Master, engine: Engine, dataset: DatasetRef, tiny_target: Path, tmp_path: Path
+) -> TrainingJob:
     return make_job(master, engine, dataset, tiny_target, tmp_path / "run")
 
 
-def make_job(master: Master, engine: Engine, dataset: DatasetRef, target: Path, output_dir: Path) -> TrainingJob:
+def make_job(
+    master: Master, engine: Engine, dataset: DatasetRef, target: Path, output_dir: Path
+) -> TrainingJob:
     return TrainingJob(
         drafter=DRAFTER,
         training=TRAINING,
         stream=STREAM,
-        target=TargetRef(name="tiny", path=str(target), source="test", fingerprint=FINGERPRINT, quantization="none"),
+        target=TargetRef(
+            name="tiny",
+            path=str(target),
+            source="test",
+            fingerprint=FINGERPRINT,
+            quantization="none",
+        ),
         dataset=dataset,
         engine_urls=(engine.url,),
         model="t",
@@ -127,7 +172,11 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(
-    master: Master, engine: Engine, dataset: DatasetRef, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory
+    master: Master,
+    engine: Engine,
+    dataset: DatasetRef,
+    tiny_target: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Trained:
     from mlflow import MlflowClient
 
@@ -138,19 +187,37 @@ def trained(
     job = make_job(master, engine, dataset, tiny_target, folder / "run")
     live = job.model_copy(update={"tracking_uri": tracking_uri, "mlflow_run_id": run_id})
     lines: list[str] = []
-    return Trained(run_trainer(live, on_line=lines.append, timeout_s=TRAINER_TIMEOUT_S), lines, tracking_uri, run_id)
+    return Trained(
+        run_trainer(live, on_line=lines.append, timeout_s=TRAINER_TIMEOUT_S),
+        lines,
+        tracking_uri,
+        run_id,
+    )
 
 
-def test_it_trains_from_streamed_states_and_exports_a_bound_checkpoint(trained: Trained, master: Master) -> None:
+def test_it_trains_from_streamed_states_and_exports_a_bound_checkpoint(
+    trained: Trained, master: Master
+) -> None:
     from mlflow import MlflowClient
 
-    result, client, run_id = trained.result, MlflowClient(tracking_uri=trained.tracking_uri), trained.run_id
+    result, client, run_id = (
+        trained.result,
+        MlflowClient(tracking_uri=trained.tracking_uri),
+        trained.run_id,
+    )
     assert result.stopped_by == "data" and result.curve[-1].loss < result.curve[0].loss
     assert result.num_trained_tokens == sum(
         2 * len(row.token_ids) for row in random_requests(120, vocab_size=512, seed=1)
     )
-    assert (result.stream.bytes_on_disk, result.stream.keys_left, result.stream.num_quarantined) == (0, 0, 0)
-    assert result.stream.num_samples >= 240 and result.stream.peak_bytes_held <= result.stream.budget_bytes
+    assert (
+        result.stream.bytes_on_disk,
+        result.stream.keys_left,
+        result.stream.num_quarantined,
+    ) == (0, 0, 0)
+    assert (
+        result.stream.num_samples >= 240
+        and result.stream.peak_bytes_held <= result.stream.budget_bytes
+    )
     for ref in (result.checkpoint, result.untrained):
         assert load_checkpoint_ref(Path(ref.path)) == ref
         require_bound(Path(ref.path), FINGERPRINT)
@@ -165,7 +232,10 @@ def test_it_trains_from_streamed_states_and_exports_a_bound_checkpoint(trained: 
     assert result.calibration is not None and result.calibration.num_conversations == 12
     assert read_calibration(Path(result.checkpoint.path)) == result.calibration
     assert read_calibration(Path(result.untrained.path)) is None
-    assert client.get_metric_history(run_id, "calibration/ece_after")[0].value == result.calibration.after.ece
+    assert (
+        client.get_metric_history(run_id, "calibration/ece_after")[0].value
+        == result.calibration.after.ece
+    )
     assert count_run_keys(master.endpoint, run_id=RUN) == 0
 
 
@@ -173,7 +243,9 @@ def test_eagle3_trains_from_the_same_stream(job: TrainingJob) -> None:
     drafter = DRAFTER.model_copy(update={"algorithm": "eagle3"})
     short = TRAINING.model_copy(update={"num_epochs": 1})
     result = run_trainer(
-        job.model_copy(update={"drafter": drafter, "training": short}), on_line=print, timeout_s=TRAINER_TIMEOUT_S
+        job.model_copy(update={"drafter": drafter, "training": short}),
+        on_line=print,
+        timeout_s=TRAINER_TIMEOUT_S,
     )
     assert result.curve[-1].loss < result.curve[0].loss and result.stream.keys_left == 0
     ref = load_checkpoint_ref(Path(result.checkpoint.path))
@@ -181,7 +253,9 @@ def test_eagle3_trains_from_the_same_stream(job: TrainingJob) -> None:
 
 
 @pytest.mark.long
-def test_sigterm_saves_the_state_and_a_resumed_run_goes_on(job: TrainingJob, master: Master) -> None:
+def test_sigterm_saves_the_state_and_a_resumed_run_goes_on(
+    job: TrainingJob, master: Master
+) -> None:
     long = job.model_copy(update={"training": TRAINING.model_copy(update={"num_epochs": 40})})
     pids: list[int] = []
 
@@ -198,7 +272,9 @@ def test_sigterm_saves_the_state_and_a_resumed_run_goes_on(job: TrainingJob, mas
     stopped_at = int(states[-1].name.removeprefix("step-"))
     short = TRAINING.model_copy(update={"num_epochs": 40, "num_steps": stopped_at + 6})
     result = run_trainer(
-        job.model_copy(update={"resume": True, "training": short}), on_line=print, timeout_s=TRAINER_TIMEOUT_S
+        job.model_copy(update={"resume": True, "training": short}),
+        on_line=print,
+        timeout_s=TRAINER_TIMEOUT_S,
     )
     assert result.num_steps == stopped_at + 6 and result.stopped_by == "steps"
 
@@ -219,12 +295,16 @@ def test_a_dead_master_is_one_clear_line(job: TrainingJob) -> None:
     started = threading.Event()
     with pytest.raises(TrainingError, match=r"exit code 1: error: .*127\.0\.0\.1"):
         run_trainer(
-            job.model_copy(update={"store": store}), on_line=lambda _: started.set(), timeout_s=TRAINER_TIMEOUT_S
+            job.model_copy(update={"store": store}),
+            on_line=lambda _: started.set(),
+            timeout_s=TRAINER_TIMEOUT_S,
         )
     assert not (Path(job.output_dir) / "result.json").exists()
 
 
-def test_a_warm_start_takes_the_parents_weights_and_vocabulary(job: TrainingJob, trained: Trained) -> None:
+def test_a_warm_start_takes_the_parents_weights_and_vocabulary(
+    job: TrainingJob, trained: Trained
+) -> None:
     first, one_epoch = trained.result, TRAINING.model_copy(update={"num_epochs": 1})
     child = job.model_copy(update={"training": one_epoch, "parent": first.checkpoint})
     second = run_trainer(child, on_line=print, timeout_s=TRAINER_TIMEOUT_S)
@@ -238,10 +318,15 @@ def test_a_warm_start_takes_the_parents_weights_and_vocabulary(job: TrainingJob,
 def test_a_cache_filled_while_training_trains_the_same_drafter_without_an_engine(
     job: TrainingJob, tmp_path: Path
 ) -> None:
-    hybrid = STREAM.model_copy(update={"mode": "hybrid", "cache_dir": str(tmp_path / "cache"), "cache_gib": 0.1})
-    first = run_trainer(job.model_copy(update={"stream": hybrid}), on_line=print, timeout_s=TRAINER_TIMEOUT_S)
-    # The second epoch comes from the cache, but for samples it wants while their first epoch is still under way: the
-    # feeder runs ahead as far as credits go. With this seed 12 samples come back within 61 places, none within 19.
+    hybrid = STREAM.model_copy(
+        update={"mode": "hybrid", "cache_dir": str(tmp_path / "cache"), "cache_gib": 0.1}
+    )
+    first = run_trainer(
+        job.model_copy(update={"stream": hybrid}), on_line=print, timeout_s=TRAINER_TIMEOUT_S
+    )
+    # The second epoch comes from the cache, but for samples it wants while their first epoch is
+    # still under way: the feeder runs ahead as far as credits go. With this seed 12 samples come
+    # back within 61 places, none within 19.
     assert 108 <= first.stream.num_cached <= 120 and first.stream.cache_bytes > 0
     assert first.stream.num_samples == 244  # however they came
     offline = job.model_copy(
@@ -251,10 +336,14 @@ def test_a_cache_filled_while_training_trains_the_same_drafter_without_an_engine
         }
     )  # fmt: skip
     second = run_trainer(offline, on_line=print, timeout_s=TRAINER_TIMEOUT_S)
-    assert second.stream.num_cached == second.stream.num_samples and second.stream.bytes_streamed == 0
+    assert (
+        second.stream.num_cached == second.stream.num_samples and second.stream.bytes_streamed == 0
+    )
     losses = [[point.loss for point in result.curve] for result in (first, second)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert second.checkpoint.expected_acceptance_length == pytest.approx(first.checkpoint.expected_acceptance_length)
+    assert second.checkpoint.expected_acceptance_length == pytest.approx(
+        first.checkpoint.expected_acceptance_length
+    )
 
 
 @pytest.mark.long

@@ -1,4 +1,6 @@
-"""A training process that is killed, wherever it is: it loses no more than the interval, and no loss changes."""
+"""A training process that is killed, wherever it is: it loses no more than the interval, and no
+loss changes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CHECKPOINT_EVERY_STEPS = 5
 def run_and_kill(folder: Path, *, after_packs: int, delay_s: float) -> list[int]:
     """Packs that a process began before it died of SIGKILL; all of its run where it was quicker."""
     packs: list[int] = []
-    with subprocess.Popen([sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("pack "):
@@ -50,11 +54,16 @@ def test_kills_at_random_steps_cost_no_more_than_the_interval_and_change_no_loss
     killable(folders[0])
     started_at = 0
     for _ in range(2):
-        packs = run_and_kill(folders[1], after_packs=rng.randint(8, 25), delay_s=rng.uniform(0, 0.05))
+        packs = run_and_kill(
+            folders[1], after_packs=rng.randint(8, 25), delay_s=rng.uniform(0, 0.05)
+        )
         assert started_at - CHECKPOINT_EVERY_STEPS <= packs[0] <= started_at + 1
         started_at = packs[-1]
     packs = run_and_kill(folders[1], after_packs=10**6, delay_s=0)
-    assert started_at - CHECKPOINT_EVERY_STEPS <= packs[0] <= started_at + 1 and packs[-1] == NUM_PACKS - 1
+    assert (
+        started_at - CHECKPOINT_EVERY_STEPS <= packs[0] <= started_at + 1
+        and packs[-1] == NUM_PACKS - 1
+    )
     whole, killed = (json.loads((folder / "curve.json").read_text()) for folder in folders)
     assert len(whole) == len(killed) == NUM_PACKS
     assert killed == pytest.approx(whole, abs=1e-6)

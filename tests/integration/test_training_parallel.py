@@ -1,4 +1,6 @@
-"""Two gloo processes against one: the same steps, the same losses, whichever way they share the work."""
+"""Two gloo processes against one: the same steps, the same losses, whichever way they share the
+work.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,23 @@ def folder(tiny_target: Path, packs: list[Pack], tmp_path_factory: pytest.TempPa
     (folder / "target").symlink_to(tiny_target)
     torch.save([vars(pack) for pack in packs], folder / "packs.pt")
     ranks = ["--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "tests.parallel_worker", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *ranks,
+        "-m",
+        "tests.parallel_worker",
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return folder
 
 
-def alone(folder: Path, packs: list[Pack], **changes: object) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
+def alone(
+    folder: Path, packs: list[Pack], **changes: object
+) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
     """Curve and last weights of one process that averages over the packs that two would take."""
     name = "alone-" + "-".join(str(value) for value in changes.values())
     loop = make_loop(folder, name, packs, **changes)
@@ -72,14 +84,17 @@ def test_two_processes_make_the_steps_of_one(
     state = StateFolder(folder / name, keep=9).load_newest()
     assert state is not None and set(state["weights"]) == set(weights)
     if name == "muon":
-        return  # its Newton-Schulz iterations round to bf16: sums in another order move single weights
+        # its Newton-Schulz iterations round to bf16: sums in another order move single weights
+        return
     for parameter, value in weights.items():
         torch.testing.assert_close(state["weights"][parameter], value, rtol=1e-3, atol=1e-4)
 
 
 def test_a_sharded_run_that_was_stopped_goes_on_as_if_it_had_not(folder: Path) -> None:
     curves = json.loads((folder / "curves.json").read_text())
-    assert [point[0] for point in curves["cut"]] == pytest.approx([point[0] for point in curves["fsdp2"]], abs=1e-6)
+    assert [point[0] for point in curves["cut"]] == pytest.approx(
+        [point[0] for point in curves["fsdp2"]], abs=1e-6
+    )
 
 
 def test_a_shard_is_half_of_what_is_trained(folder: Path) -> None:

@@ -53,4 +53,7 @@ def test_held_out_is_a_twentieth_and_ignores_case_and_space() -> None:
 def test_errors_cross_process_borders() -> None:
     error = EngineError("engine died", got="exit code 1", fix="Look at its log.")
     again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again)) == (EngineError, "engine died; got exit code 1. Look at its log.")
+    assert (type(again), str(again)) == (
+        EngineError,
+        "engine died; got exit code 1. Look at its log.",
+    )

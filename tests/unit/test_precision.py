@@ -35,8 +35,12 @@ def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("text", "dtype", "mixed"), [(AVX2, "float32", "no"), (AVX512, "bfloat16", "bf16")])
-def test_the_demo_takes_the_machines_format(cpuinfo: Path, text: str, dtype: str, mixed: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "dtype", "mixed"), [(AVX2, "float32", "no"), (AVX512, "bfloat16", "bf16")]
+)
+def test_the_demo_takes_the_machines_format(
+    cpuinfo: Path, text: str, dtype: str, mixed: str
+) -> None:
     cpuinfo.write_text(text)
     path = CONFIGS_DIR / "demo.yaml"
     recipe = load_recipe(path).model_copy()

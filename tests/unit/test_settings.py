@@ -42,7 +42,9 @@ def test_a_budget_changes_only_what_it_names() -> None:
 
 def test_a_mistyped_key_names_the_nearest_known_one(tmp_path: Path) -> None:
     path = changed_demo(tmp_path, training={"lerning_rate": 1e-3})
-    with pytest.raises(ConfigError, match=r"unknown key training\.lerning_rate \(did you mean 'learning_rate'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key training\.lerning_rate \(did you mean 'learning_rate'\?\)"
+    ):
         load_recipe(path)
 
 
@@ -90,10 +92,14 @@ def test_a_preset_lies_beneath_the_recipe() -> None:
     recipe = load_recipe("qwen3-8b")
     drafter, training = recipe.drafter, recipe.training
     assert (drafter.num_layers, drafter.block_size - 1, drafter.markov_rank) == (5, 7, 256)
-    assert training.loss == {"ce": 0.1, "tv": 1.8} and training.loss_gamma == 4.0  # tv is half of L1
+    assert (
+        training.loss == {"ce": 0.1, "tv": 1.8} and training.loss_gamma == 4.0
+    )  # tv is half of L1
     assert (training.learning_rate, training.warmup_share, training.num_epochs) == (6e-4, 0.04, 10)
     assert training.max_grad_norm == 1.0 and training.weight_decay == 0.0
-    assert drafter.draft_vocab_size == 32000 and training.tokens_per_step == 8192  # the recipe's own
+    assert (
+        drafter.draft_vocab_size == 32000 and training.tokens_per_step == 8192
+    )  # the recipe's own
 
 
 def test_a_recipe_replaces_the_loss_of_its_preset(tmp_path: Path) -> None:
@@ -110,7 +116,10 @@ def test_slices_are_numbers_or_sources(tmp_path: Path) -> None:
     slices = {"mt_bench": 4, "ours": {"kind": "file", "path": "p.jsonl", "num_prompts": 40}}
     settings = load_recipe(changed_demo(tmp_path, evaluation={"slices": slices})).evaluation
     assert settings.num_prompts_by_slice == {"mt_bench": 4, "ours": 40}
-    assert list(settings.own_slices) == ["ours"] and settings.own_slices["ours"].source("ours").path == "p.jsonl"
+    assert (
+        list(settings.own_slices) == ["ours"]
+        and settings.own_slices["ours"].source("ours").path == "p.jsonl"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The plain engine's greedy answers, kept so that later answers to the same prompts can be compared with them."""
+"""The plain engine's greedy answers, kept so that later answers to the same prompts can be compared
+with them.
+"""
 
 from __future__ import annotations
 

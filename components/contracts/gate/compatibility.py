@@ -9,10 +9,26 @@ from typing import Literal, get_args
 from components.contracts.record import Record
 
 RequestFeature = Literal[
-    "chat", "stream", "max_tokens_1", "empty_message", "n", "logprobs", "stop", "json_schema", "tool_choice_none",
-    "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed",
-    "end_of_context", "past_the_context",
-]  # fmt: skip
+    "chat",
+    "stream",
+    "max_tokens_1",
+    "empty_message",
+    "n",
+    "logprobs",
+    "stop",
+    "json_schema",
+    "tool_choice_none",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "end_of_context",
+    "past_the_context",
+]
 FEATURES: tuple[RequestFeature, ...] = get_args(RequestFeature)
 """In the order they are asked for and shown."""
 
@@ -41,7 +57,9 @@ class CompatibilityRow(Record):
 
 
 class CompatibilityTable(Record):
-    """Measured once per engine version and drafting method: none of it is a matter of one drafter's weights."""
+    """Measured once per engine version and drafting method: none of it is a matter of one drafter's
+    weights.
+    """
 
     engine_version: str
     method: str

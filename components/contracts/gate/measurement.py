@@ -13,8 +13,8 @@ from components.contracts.record import Record
 class PromptMeasurement(Record):
     """One request, as the engine itself reported it.
 
-    Counts that cannot be are refused: drafts are accepted left to right, so at most as many at a position as at the
-    one before it, none without a step, and no more than were drafted.
+    Counts that cannot be are refused: drafts are accepted left to right, so at most as many at a
+    position as at the one before it, none without a step, and no more than were drafted.
     """
 
     prompt_id: str = Field(min_length=1)
@@ -37,7 +37,8 @@ class PromptMeasurement(Record):
         accepted = (self.num_steps, *self.accepted_by_position)
         if min(accepted) < 0 or any(later > earlier for earlier, later in pairwise(accepted)):
             raise ValueError(
-                f"{self.prompt_id}: accepted by position {list(self.accepted_by_position)} cannot be of"
+                f"{self.prompt_id}: accepted by position {list(self.accepted_by_position)} "
+                "cannot be of"
                 f" {self.num_steps} steps: drafts are accepted left to right"
             )
         if sum(self.accepted_by_position) != self.num_accepted_tokens:
@@ -47,7 +48,8 @@ class PromptMeasurement(Record):
             )
         if self.num_accepted_tokens > self.num_draft_tokens:
             raise ValueError(
-                f"{self.prompt_id}: {self.num_accepted_tokens} tokens accepted of {self.num_draft_tokens} drafted"
+                f"{self.prompt_id}: {self.num_accepted_tokens} tokens accepted of "
+                f"{self.num_draft_tokens} drafted"
             )
         return self
 
@@ -73,7 +75,9 @@ class SpeedPoint(Record):
     itl_p50_ms: float
     itl_p99_ms: float
     round_tokens_per_s: tuple[float, ...] = Field(
-        default=(), description="output_tokens_per_s of each interleaved round, in order: how noisy the machine was"
+        default=(),
+        description="output_tokens_per_s of each interleaved round, in order: how noisy the "
+        "machine was",
     )
 
 

@@ -32,6 +32,8 @@ class CanaryReport(Record):
     baseline: str = Field(description="'champion' or 'no_draft'")
     steps: tuple[CanaryStep, ...]
     promoted: bool
-    rolled_back_to: str | None = Field(default=None, description="'champion' or 'no_draft' when not promoted")
+    rolled_back_to: str | None = Field(
+        default=None, description="'champion' or 'no_draft' when not promoted"
+    )
     reason: str
     created_at: datetime

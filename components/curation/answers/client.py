@@ -1,4 +1,6 @@
-"""One asynchronous client of a vLLM OpenAI endpoint: retries with jitter, back-off, token ids, token rate."""
+"""One asynchronous client of a vLLM OpenAI endpoint: retries with jitter, back-off, token ids,
+token rate.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
 
 from components.contracts import Progress
 from components.curation.conversation import Answer
@@ -41,7 +49,9 @@ def _wait_s(state: RetryCallState) -> float:
 
 
 class EngineClient:
-    """Client of one engine. Requests hold their slot while they back off, so a busy engine gets fewer, not more."""
+    """Client of one engine. Requests hold their slot while they back off, so a busy engine gets
+    fewer, not more.
+    """
 
     def __init__(self, engine_url: str, model: str, *, timeout_s: float) -> None:
         self._url = engine_url.rstrip("/")
@@ -69,8 +79,14 @@ class EngineClient:
         try:
             response = await self._client.get("/version")
         except httpx.TransportError as error:
-            raise EngineError("no engine answers", got=f"{self._url}: {error or type(error).__name__}") from error
-        return str(response.json().get("version", "unknown")) if response.status_code == httpx.codes.OK else "unknown"
+            raise EngineError(
+                "no engine answers", got=f"{self._url}: {error or type(error).__name__}"
+            ) from error
+        return (
+            str(response.json().get("version", "unknown"))
+            if response.status_code == httpx.codes.OK
+            else "unknown"
+        )
 
     async def num_generated_tokens(self) -> float | None:
         """The engine's own count of generated tokens so far; None where it has no such metric."""
@@ -125,7 +141,10 @@ class EngineClient:
             return result
         problem = f"HTTP {response.status_code}: {_error_text(response)}"
         if response.status_code == httpx.codes.NOT_FOUND:
-            raise EngineError("the engine does not serve that model", got=f"{self._model} at {self._url}: {problem}")
+            raise EngineError(
+                "the engine does not serve that model",
+                got=f"{self._model} at {self._url}: {problem}",
+            )
         if response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.status_code >= 500:
             raise _RetryableError(problem, retry_after_s=_retry_after_s(response))
         raise RefusedError(problem)
@@ -175,7 +194,9 @@ class Tally:
     prior_tokens: float
     """Guess of the answer tokens of one conversation, before any has finished."""
     num_prior: int
-    """Weight of that guess, in conversations: as many as are in flight. Short answers finish first and mislead."""
+    """Weight of that guess, in conversations: as many as are in flight. Short answers finish first
+    and mislead.
+    """
     num_done: int = 0
     num_tokens: int = 0
     """Answer tokens of finished requests."""
@@ -183,15 +204,18 @@ class Tally:
     @property
     def expected_tokens(self) -> float:
         """Estimate of the answer tokens of the whole run."""
-        seen, weight = self.num_tokens + self.num_prior * self.prior_tokens, self.num_done + self.num_prior
+        seen, weight = (
+            self.num_tokens + self.num_prior * self.prior_tokens,
+            self.num_done + self.num_prior,
+        )
         return self.num_conversations * seen / weight
 
 
 async def watch_tokens(client: EngineClient, progress: Progress, tally: Tally) -> None:
     """Report rate and time left every few seconds until cancelled.
 
-    Tokens come from the engine's own counter where it has one, because with many requests in flight answers finish in
-    waves; else from the finished answers.
+    Tokens come from the engine's own counter where it has one, because with many requests in flight
+    answers finish in waves; else from the finished answers.
     """
     first = await client.num_generated_tokens()
     started = last_time = time.monotonic()
@@ -202,7 +226,11 @@ async def watch_tokens(client: EngineClient, progress: Progress, tally: Tally) -
         tokens = float(tally.num_tokens) if counter is None or first is None else counter - first
         now = time.monotonic()
         rate = max(0.0, tokens - last_tokens) / (now - last_time)
-        left_s = max(0.0, tally.expected_tokens - tokens) * (now - started) / tokens if tokens > 0 else None
+        left_s = (
+            max(0.0, tally.expected_tokens - tokens) * (now - started) / tokens
+            if tokens > 0
+            else None
+        )
         left = "first tokens pending" if left_s is None else f"about {left_s:.0f} s left"
         progress(f"regenerate: {rate:.0f} tok/s, {left}", tally.num_done, tally.num_conversations)
         last_time, last_tokens = now, tokens

@@ -1,8 +1,9 @@
 """Every answer given again by the target, through an OpenAI-compatible vLLM endpoint.
 
-Drafters trained on answers the target never gave lose acceptance, so the sources' own answers are thrown away.
-Many requests are in flight; each answer is appended to a shard the moment it arrives, under a key of everything that
-decides it, so a run that is killed pays for nothing twice. No `seed` is sent: it kills vLLM's CPU engine.
+Drafters trained on answers the target never gave lose acceptance, so the sources' own answers are
+thrown away. Many requests are in flight; each answer is appended to a shard the moment it arrives,
+under a key of everything that decides it, so a run that is killed pays for nothing twice. No `seed`
+is sent: it kills vLLM's CPU engine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from components.contracts import Progress, TargetFingerprint, digest_json
 from components.curation.answers.client import EngineClient, RefusedError, Tally, watch_tokens
 from components.curation.answers.shards import AnswerShards
 from components.curation.answers.spool import Spool, answered_spool
-from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message, Variant
+from components.curation.conversation import (
+    Answer,
+    AnsweredConversation,
+    Conversation,
+    Message,
+    Variant,
+)
 from components.curation.quarantine import Quarantine
 from components.curation.sieve.filters import is_refusal
 from components.errors import CurationError
@@ -70,14 +77,17 @@ def regenerate(
         engine_url: base URL of the engine, without `/v1`.
         model: served model name.
         settings: `requests_in_flight`, `max_answer_tokens`, `temperatures`.
-        fingerprint: of the target that is served; enters the shard keys, so another target's answers are never reused.
+        fingerprint: of the target that is served; enters the shard keys, so another target's
+            answers are never reused.
         shard_dir: append-only JSON-lines shards, created if missing and reused by later runs.
-        spool_path: file for the answered conversations, so that memory does not grow with them; overwritten.
+        spool_path: file for the answered conversations, so that memory does not grow with them;
+            overwritten.
         progress: called at least every 5 s with the rate and the time left in the text.
         request_timeout_s: for one answer, waiting in the engine's queue included.
 
     Returns:
-        Answered conversations in the order given; those without a first answer are in the quarantine.
+        Answered conversations in the order given; those without a first answer are in the
+        quarantine.
 
     Raises:
         EngineError: the engine is not reachable, or answers with server errors after all retries.
@@ -88,7 +98,11 @@ def regenerate(
         spool = answered_spool(spool_path)
         run = _Run(settings=settings, fingerprint=fingerprint, shards=shards, spool=spool)
         return asyncio.run(
-            run.all(conversations, EngineClient(engine_url, model, timeout_s=request_timeout_s), progress)
+            run.all(
+                conversations,
+                EngineClient(engine_url, model, timeout_s=request_timeout_s),
+                progress,
+            )
         )
 
 
@@ -122,7 +136,9 @@ class _Run:
         self._check_refusals(len(conversations))
         progress("regenerate: done", len(conversations), len(conversations))
         return Regeneration(
-            answered=self.spool.selected([position for position in positions if position is not None]),
+            answered=self.spool.selected(
+                [position for position in positions if position is not None]
+            ),
             quarantine=self.quarantine,
             num_requested=self.num_requested,
             num_reused=self.num_reused,
@@ -136,10 +152,15 @@ class _Run:
         turns = sum(len(conversation.turns) for conversation in conversations)
         # Half of the limit: truncated answers end a conversation, so later turns seldom all come.
         prior = 0.5 * self.settings.max_answer_tokens * turns / max(1, len(conversations))
-        return Tally(len(conversations), prior_tokens=prior, num_prior=self.settings.requests_in_flight)
+        return Tally(
+            len(conversations), prior_tokens=prior, num_prior=self.settings.requests_in_flight
+        )
 
-    async def _gather(self, conversations: Sequence[Conversation], client: EngineClient) -> list[int | None]:
-        """Answer all; the first fatal error ends the others. One task per request in flight, not per conversation.
+    async def _gather(
+        self, conversations: Sequence[Conversation], client: EngineClient
+    ) -> list[int | None]:
+        """Answer all; the first fatal error ends the others. One task per request in flight, not
+        per conversation.
 
         Returns:
             Where each conversation lies in the spool; None for those without an answer.
@@ -164,9 +185,13 @@ class _Run:
             await asyncio.gather(*workers, return_exceptions=True)
         return results
 
-    async def _converse(self, conversation: Conversation, client: EngineClient) -> AnsweredConversation | None:
-        """Answer turn by turn, each on the target's own earlier answers. A truncated answer ends the conversation:
-        the template would close it with an end-of-turn token that the target did not give."""
+    async def _converse(
+        self, conversation: Conversation, client: EngineClient
+    ) -> AnsweredConversation | None:
+        """Answer turn by turn, each on the target's own earlier answers. A truncated answer ends
+        the conversation: the template would close it with an end-of-turn token that the target did
+        not give.
+        """
         history = list(conversation.system)
         answers: list[Answer] = []
         for turn in conversation.turns:
@@ -174,7 +199,9 @@ class _Run:
             try:
                 answer = await self._answer(conversation, history, client)
             except RefusedError as error:
-                self.quarantine.add(conversation.source, f"engine refused: {error}", where=conversation.id)
+                self.quarantine.add(
+                    conversation.source, f"engine refused: {error}", where=conversation.id
+                )
                 break
             if (reason := self._unwanted(answer)) is not None:
                 self.quarantine.add(conversation.source, reason, where=conversation.id)
@@ -195,7 +222,9 @@ class _Run:
             return "refusal"
         return None
 
-    async def _answer(self, conversation: Conversation, history: list[Message], client: EngineClient) -> Answer:
+    async def _answer(
+        self, conversation: Conversation, history: list[Message], client: EngineClient
+    ) -> Answer:
         temperature = temperature_of(conversation.id, self.settings.temperatures)
         request: dict[str, Any] = {
             "messages": [message.as_request() for message in history],
@@ -203,7 +232,8 @@ class _Run:
             "max_tokens": self.settings.max_answer_tokens,
         }
         if conversation.tools:
-            # Without a tool choice the engine wants a parser of calls; what the target says is kept as it says it.
+            # Without a tool choice the engine wants a parser of calls; what the target says is kept
+            # as it says it.
             request |= {**conversation.template_tools, "tool_choice": "none"}
         if variant := variant_of(conversation.id, self.settings.template_variants):
             request["chat_template_kwargs"] = dict(variant)
@@ -213,7 +243,9 @@ class _Run:
             self.num_reused += 1
             return known
         given = await client.complete(request, temperature=temperature)
-        answer = replace(given, max_tokens=self.settings.max_answer_tokens, engine_version=self.version)
+        answer = replace(
+            given, max_tokens=self.settings.max_answer_tokens, engine_version=self.version
+        )
         self.shards.append(key, answer)
         self.num_requested += 1
         self.tally.num_tokens += answer.num_tokens
@@ -222,11 +254,14 @@ class _Run:
     def _check_refusals(self, num_conversations: int) -> None:
         refused = self.quarantine.total
         if num_conversations and refused / num_conversations > MAX_REFUSED_SHARE:
-            reasons = {reason: count for (_, reason), count in self.quarantine.counts.most_common(3)}
+            reasons = {
+                reason: count for (_, reason), count in self.quarantine.counts.most_common(3)
+            }
             raise CurationError(
                 f"{refused} of {num_conversations} conversations have no answer to train on",
                 got=reasons,
-                fix="Look at the engine's log, or at keep_refusals and keep_truncated_answers where those are the"
+                fix="Look at the engine's log, or at keep_refusals and keep_truncated_answers "
+                "where those are the"
                 " reasons; the answers that came are kept and will be reused.",
             )
 
@@ -237,5 +272,7 @@ def variant_of(conversation_id: str, variants: Sequence[Variant]) -> Variant:
 
 
 def temperature_of(conversation_id: str, temperatures: Sequence[float]) -> float:
-    """Sampling temperature of a conversation: by its id, so a rerun asks the same question again."""
+    """Sampling temperature of a conversation: by its id, so a rerun asks the same question
+    again.
+    """
     return temperatures[int(conversation_id[-8:], 16) % len(temperatures)]

@@ -1,7 +1,7 @@
 """Answers on disk while they come in: append-only JSON-lines shards, looked up by key.
 
-Memory holds the place of each answer, not the answer. Every run opens a shard of its own, so a line torn by a kill is
-the last of its file and nothing is ever rewritten.
+Memory holds the place of each answer, not the answer. Every run opens a shard of its own, so a line
+torn by a kill is the last of its file and nothing is ever rewritten.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from components.curation.answers.spool import to_answer
 from components.curation.conversation import Answer
 
 SYNC_INTERVAL_S = 1.0
-"""Lines reach the kernel at once, which a killed process needs; the disk within this time, which a power cut needs."""
+"""Lines reach the kernel at once, which a killed process needs; the disk within this time, which a
+power cut needs.
+"""
 
 
 class AnswerShards:
-    """Shards of one folder. Use as a context manager: entering reads what is there and opens a new shard."""
+    """Shards of one folder. Use as a context manager: entering reads what is there and opens a new
+    shard.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = Path(folder)
@@ -41,7 +45,10 @@ class AnswerShards:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._file is not None:
             self._file.flush()
@@ -74,7 +81,9 @@ class AnswerShards:
         if self._file is None:
             self._file = self._open_shard()
         offset = self._file.tell()
-        self._file.write(json.dumps({"key": key, **asdict(answer)}, separators=(",", ":")).encode() + b"\n")
+        self._file.write(
+            json.dumps({"key": key, **asdict(answer)}, separators=(",", ":")).encode() + b"\n"
+        )
         self._file.flush()
         now = time.monotonic()
         if now - self._synced_at >= SYNC_INTERVAL_S:

@@ -1,7 +1,8 @@
 """Rows on disk between the steps of curation: memory holds an offset per row, never the rows.
 
-A spool is written once, by appending, and then read like a tuple, by this process or another one: it pickles as the
-path of its file and its offsets. It is no archive: what is kept for good is the data set.
+A spool is written once, by appending, and then read like a tuple, by this process or another one:
+it pickles as the path of its file and its offsets. It is no archive: what is kept for good is the
+data set.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Spool(Sequence[T], Generic[T]):
         """The items at these positions, in this order: another view of the same file."""
         self.flush()
         view: Spool[T] = object.__new__(Spool)
-        view.__dict__.update(self.__dict__, _offsets=array("q", (self._offsets[position] for position in positions)))
+        view.__dict__.update(
+            self.__dict__, _offsets=array("q", (self._offsets[position] for position in positions))
+        )
         view._reader = None
         return view
 
@@ -118,9 +121,15 @@ def _to_conversation(record: dict[str, Any]) -> Conversation:
 
 def _from_answered(item: AnsweredConversation) -> dict[str, Any]:
     answers = [asdict(answer) for answer in item.answers]
-    return {"conversation": _from_conversation(item.conversation), "answers": answers, "variant": dict(item.variant)}
+    return {
+        "conversation": _from_conversation(item.conversation),
+        "answers": answers,
+        "variant": dict(item.variant),
+    }
 
 
 def _to_answered(record: dict[str, Any]) -> AnsweredConversation:
     answers = tuple(to_answer(answer) for answer in record["answers"])
-    return AnsweredConversation(_to_conversation(record["conversation"]), answers, record["variant"])
+    return AnsweredConversation(
+        _to_conversation(record["conversation"]), answers, record["variant"]
+    )

@@ -1,7 +1,9 @@
-"""Great Expectations on a scalar frame derived from the rows: one line per conversation, never the tokens.
+"""Great Expectations on a scalar frame derived from the rows: one line per conversation, never the
+tokens.
 
-Expectations are critical (the data set is not written) or warnings (it is written, and the result is reported).
-The checkpoint runs in an ephemeral context; only the Data Docs it builds are kept, beside the data set.
+Expectations are critical (the data set is not written) or warnings (it is written, and the result
+is reported). The checkpoint runs in an ephemeral context; only the Data Docs it builds are kept,
+beside the data set.
 """
 
 from __future__ import annotations
@@ -25,9 +27,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NUMBERS: dict[str, type] = {
-    "num_turns": int, "num_tokens": int, "num_loss_tokens": int, "mask_share": float, "mask_length_gap": int,
-    "min_token_id": int, "max_token_id": int, "truncated": bool, "exact_tokens": bool, "contaminated": bool,
-}  # fmt: skip
+    "num_turns": int,
+    "num_tokens": int,
+    "num_loss_tokens": int,
+    "mask_share": float,
+    "mask_length_gap": int,
+    "min_token_id": int,
+    "max_token_id": int,
+    "truncated": bool,
+    "exact_tokens": bool,
+    "contaminated": bool,
+}
 """Columns of the frame that are numbers, and what they are."""
 
 SUITE = "curated_conversations"
@@ -38,7 +48,9 @@ MIN_MEAN_LOSS_TOKENS = 16.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One expectation that failed: what it said, how severe it is, and the conversations that broke it."""
+    """One expectation that failed: what it said, how severe it is, and the conversations that broke
+    it.
+    """
 
     expectation: str
     severity: str
@@ -56,8 +68,9 @@ class Validation:
 
 
 class ScalarFrame:
-    """One line per row: identity, split, source, language, lengths, mask share, id range. Filled row by row, without
-    the tokens."""
+    """One line per row: identity, split, source, language, lengths, mask share, id range. Filled
+    row by row, without the tokens.
+    """
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -79,10 +92,17 @@ class ScalarFrame:
         self._sources.append(intern(row.source))
         self._languages.append(intern(row.origin.language))
         values = (
-            row.num_turns, len(row.token_ids), row.num_loss_tokens, row.num_loss_tokens / max(1, len(row.token_ids)),
-            len(row.token_ids) - len(row.loss_mask), min(row.token_ids, default=-1), max(row.token_ids, default=-1),
-            row.truncated, row.exact, contaminated,
-        )  # fmt: skip
+            row.num_turns,
+            len(row.token_ids),
+            row.num_loss_tokens,
+            row.num_loss_tokens / max(1, len(row.token_ids)),
+            len(row.token_ids) - len(row.loss_mask),
+            min(row.token_ids, default=-1),
+            max(row.token_ids, default=-1),
+            row.truncated,
+            row.exact,
+            contaminated,
+        )
         for numbers, value in zip(self._numbers.values(), values, strict=True):
             numbers.append(value)
 
@@ -92,7 +112,9 @@ class ScalarFrame:
         return self._sides
 
     def frame(self, similarity: Mapping[str, float]) -> pd.DataFrame:
-        """All rows, with the similarity of validation rows (by id) to the training side; 0 for the others."""
+        """All rows, with the similarity of validation rows (by id) to the training side; 0 for the
+        others.
+        """
         import numpy as np
         import pandas as pd
 
@@ -113,7 +135,12 @@ class ScalarFrame:
 
 
 def validate_frame(
-    frame: pd.DataFrame, *, docs_dir: Path, settings: CurationSettings, vocab_size: int, max_tokens: int
+    frame: pd.DataFrame,
+    *,
+    docs_dir: Path,
+    settings: CurationSettings,
+    vocab_size: int,
+    max_tokens: int,
 ) -> Validation:
     """Run the checkpoint and build its Data Docs under `docs_dir`.
 
@@ -125,7 +152,8 @@ def validate_frame(
         max_tokens: longest row the engines take.
 
     Raises:
-        DatasetValidationError: a critical expectation failed; expectations and rows are named, the docs stay.
+        DatasetValidationError: a critical expectation failed; expectations and rows are named, the
+            docs stay.
     """
     gx = _great_expectations()
     context = gx.get_context(mode="ephemeral")
@@ -134,7 +162,10 @@ def validate_frame(
         site_name="local",
         site_config={
             "class_name": "SiteBuilder",
-            "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs_dir.resolve())},
+            "store_backend": {
+                "class_name": "TupleFilesystemStoreBackend",
+                "base_directory": str(docs_dir.resolve()),
+            },
             "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
         },
     )
@@ -144,21 +175,30 @@ def validate_frame(
         .add_batch_definition_whole_dataframe("all")
     )
     suite = context.suites.add(
-        gx.ExpectationSuite(name=SUITE, expectations=_expectations(gx, settings, vocab_size, max_tokens))
+        gx.ExpectationSuite(
+            name=SUITE, expectations=_expectations(gx, settings, vocab_size, max_tokens)
+        )
     )
-    definition = context.validation_definitions.add(gx.ValidationDefinition(name=SUITE, data=batch, suite=suite))
+    definition = context.validation_definitions.add(
+        gx.ValidationDefinition(name=SUITE, data=batch, suite=suite)
+    )
     checkpoint = context.checkpoints.add(
         gx.Checkpoint(
             name=SUITE,
             validation_definitions=[definition],
             actions=[gx.checkpoint.UpdateDataDocsAction(name="docs", site_names=["local"])],
-            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["conversation_id"]},
+            result_format={
+                "result_format": "COMPLETE",
+                "unexpected_index_column_names": ["conversation_id"],
+            },
         )
     )
     result = checkpoint.run(batch_parameters={"dataframe": frame})
     outcomes = [item for run in result.run_results.values() for item in run.results]
     findings = [_finding(item) for item in outcomes if not item.success]
-    _raise_critical([finding for finding in findings if finding.severity == "critical"], docs_dir / "index.html")
+    _raise_critical(
+        [finding for finding in findings if finding.severity == "critical"], docs_dir / "index.html"
+    )
     return Validation(docs_dir / "index.html", len(outcomes), tuple(findings))
 
 
@@ -172,27 +212,47 @@ def _great_expectations() -> Any:
     return gx
 
 
-def _expectations(gx: Any, settings: CurationSettings, vocab_size: int, max_tokens: int) -> list[Any]:
+def _expectations(
+    gx: Any, settings: CurationSettings, vocab_size: int, max_tokens: int
+) -> list[Any]:
     e = gx.expectations
     critical = {"severity": "critical"}
     warning = {"severity": "warning"}
     wanted = [*settings.languages, UNKNOWN] if settings.languages else None
-    languages = [e.ExpectColumnValuesToBeInSet(column="language", value_set=wanted, **critical)] if wanted else []
+    languages = (
+        [e.ExpectColumnValuesToBeInSet(column="language", value_set=wanted, **critical)]
+        if wanted
+        else []
+    )
     return [
         *languages,
         e.ExpectColumnValuesToNotBeNull(column="language", **critical),
         e.ExpectTableRowCountToBeBetween(min_value=2, **critical),
         e.ExpectColumnValuesToBeUnique(column="conversation_id", **critical),
-        e.ExpectColumnValuesToMatchRegex(column="conversation_id", regex="^[0-9a-f]{64}$", **critical),
-        e.ExpectColumnDistinctValuesToEqualSet(column="split", value_set=[TRAIN, VALIDATION], **critical),
+        e.ExpectColumnValuesToMatchRegex(
+            column="conversation_id", regex="^[0-9a-f]{64}$", **critical
+        ),
+        e.ExpectColumnDistinctValuesToEqualSet(
+            column="split", value_set=[TRAIN, VALIDATION], **critical
+        ),
         e.ExpectColumnValuesToNotBeNull(column="source", **critical),
-        e.ExpectColumnValuesToBeBetween(column="num_tokens", min_value=2, max_value=max_tokens, **critical),
+        e.ExpectColumnValuesToBeBetween(
+            column="num_tokens", min_value=2, max_value=max_tokens, **critical
+        ),
         e.ExpectColumnValuesToBeBetween(column="num_loss_tokens", min_value=1, **critical),
-        e.ExpectColumnValuesToBeBetween(column="mask_share", max_value=1, strict_max=True, **critical),
-        e.ExpectColumnValuesToBeBetween(column="mask_length_gap", min_value=0, max_value=0, **critical),
+        e.ExpectColumnValuesToBeBetween(
+            column="mask_share", max_value=1, strict_max=True, **critical
+        ),
+        e.ExpectColumnValuesToBeBetween(
+            column="mask_length_gap", min_value=0, max_value=0, **critical
+        ),
         e.ExpectColumnValuesToBeBetween(column="min_token_id", min_value=0, **critical),
-        e.ExpectColumnValuesToBeBetween(column="max_token_id", max_value=vocab_size - 1, **critical),
-        e.ExpectColumnValuesToBeBetween(column="num_turns", min_value=1, max_value=settings.max_turns, **critical),
+        e.ExpectColumnValuesToBeBetween(
+            column="max_token_id", max_value=vocab_size - 1, **critical
+        ),
+        e.ExpectColumnValuesToBeBetween(
+            column="num_turns", min_value=1, max_value=settings.max_turns, **critical
+        ),
         e.ExpectColumnValuesToBeInSet(column="contaminated", value_set=[False], **critical),
         e.ExpectColumnValuesToBeBetween(
             column="cross_split_similarity",
@@ -200,10 +260,18 @@ def _expectations(gx: Any, settings: CurationSettings, vocab_size: int, max_toke
             strict_max=True,
             **critical,
         ),
-        e.ExpectColumnMeanToBeBetween(column="num_loss_tokens", min_value=MIN_MEAN_LOSS_TOKENS, **warning),
-        e.ExpectColumnValuesToBeBetween(column="mask_share", min_value=settings.min_mask_share, mostly=0.95, **warning),
-        e.ExpectColumnValuesToBeInSet(column="exact_tokens", value_set=[True], mostly=0.99, **warning),
-        e.ExpectColumnUniqueValueCountToBeBetween(column="source", min_value=len(settings.sources), **warning),
+        e.ExpectColumnMeanToBeBetween(
+            column="num_loss_tokens", min_value=MIN_MEAN_LOSS_TOKENS, **warning
+        ),
+        e.ExpectColumnValuesToBeBetween(
+            column="mask_share", min_value=settings.min_mask_share, mostly=0.95, **warning
+        ),
+        e.ExpectColumnValuesToBeInSet(
+            column="exact_tokens", value_set=[True], mostly=0.99, **warning
+        ),
+        e.ExpectColumnUniqueValueCountToBeBetween(
+            column="source", min_value=len(settings.sources), **warning
+        ),
     ]
 
 
@@ -218,9 +286,14 @@ def _finding(outcome: Any) -> Finding:
     rows = outcome.result.get("unexpected_index_list") or []
     severity = outcome.expectation_config.severity
     return Finding(
-        expectation=f"{config.type}({column}, {', '.join(f'{key}={value}' for key, value in limits.items())})",
+        expectation=f"{config.type}({column}, "
+        f"{', '.join(f'{key}={value}' for key, value in limits.items())})",
         severity=str(getattr(severity, "value", severity)),
-        observed=str(outcome.result.get("observed_value", f"{outcome.result.get('unexpected_count', '?')} rows")),
+        observed=str(
+            outcome.result.get(
+                "observed_value", f"{outcome.result.get('unexpected_count', '?')} rows"
+            )
+        ),
         conversation_ids=tuple(str(row["conversation_id"]) for row in rows),
     )
 
@@ -235,5 +308,7 @@ def _raise_critical(findings: Sequence[Finding], docs: Path) -> None:
         rows = f" in {named}{f' and {more} more' if more > 0 else ''}" if named else ""
         parts.append(f"{finding.expectation}: {finding.observed}{rows}")
     raise DatasetValidationError(
-        "the data set fails its critical expectations", got="; ".join(parts), fix=f"See the Data Docs: {docs}"
+        "the data set fails its critical expectations",
+        got="; ".join(parts),
+        fix=f"See the Data Docs: {docs}",
     )

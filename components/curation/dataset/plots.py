@@ -19,7 +19,8 @@ LABELS = {
 
 
 def plot_funnel(funnel: Mapping[str, int], path: Path) -> Path:
-    """Draw rows left after each step as horizontal bars, with counts and the share lost at each step.
+    """Draw rows left after each step as horizontal bars, with counts and the share lost at each
+    step.
 
     Args:
         funnel: counts by step, in order (`DatasetRef.funnel`).

@@ -1,4 +1,5 @@
-"""Rendered rows on their way into the data set: on disk as they come, read back in the order of their ids.
+"""Rendered rows on their way into the data set: on disk as they come, read back in the order of
+their ids.
 
 Memory holds about 50 bytes a row (id, source, place), whatever its length.
 """
@@ -35,10 +36,15 @@ class StoredRow:
 
 
 class RowSpool:
-    """Rows of both sides of the split. Files `rows.tokens` and `rows.mask` in `folder`, gone after `remove`."""
+    """Rows of both sides of the split. Files `rows.tokens` and `rows.mask` in `folder`, gone after
+    `remove`.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._tokens_path, self._mask_path = Path(folder) / "rows.tokens", Path(folder) / "rows.mask"
+        self._tokens_path, self._mask_path = (
+            Path(folder) / "rows.tokens",
+            Path(folder) / "rows.mask",
+        )
         self._tokens: IO[bytes] = self._tokens_path.open("wb")
         self._masks: IO[bytes] = self._mask_path.open("wb")
         self._sides = {side: _Index() for side in SIDES}
@@ -79,16 +85,24 @@ class RowSpool:
         if self._num_stored == 0:
             return
         index = self._sides[side]
-        # Read, not mapped: mapped pages would count as memory of this process, one row after another.
-        with self._tokens_path.open("rb", buffering=0) as tokens, self._mask_path.open("rb", buffering=0) as masks:
+        # Read, not mapped: mapped pages would count as memory of this process, one row after
+        # another.
+        with (
+            self._tokens_path.open("rb", buffering=0) as tokens,
+            self._mask_path.open("rb", buffering=0) as masks,
+        ):
             for position in index.order():
                 start, length = index.starts[position], index.lengths[position]
                 yield StoredRow(
                     conversation_id=index.id_of(position),
                     source=index.places[index.numbers[position]][0],
                     origin=index.places[index.numbers[position]][1],
-                    token_ids=np.frombuffer(os.pread(tokens.fileno(), 4 * length, 4 * start), dtype="<i4"),
-                    loss_mask=np.frombuffer(os.pread(masks.fileno(), length, start), dtype=np.bool_),
+                    token_ids=np.frombuffer(
+                        os.pread(tokens.fileno(), 4 * length, 4 * start), dtype="<i4"
+                    ),
+                    loss_mask=np.frombuffer(
+                        os.pread(masks.fileno(), length, start), dtype=np.bool_
+                    ),
                 )
 
     def remove(self) -> None:
@@ -125,7 +139,8 @@ class _Index:
         return self.ids[position * _ID_BYTES : (position + 1) * _ID_BYTES].hex()
 
     def order(self) -> Iterator[int]:
-        # Zero bytes at the end would be cut off by numpy's S type, so the ids are compared as four big-endian words.
+        # Zero bytes at the end would be cut off by numpy's S type, so the ids are compared as four
+        # big-endian words.
         words = np.frombuffer(bytes(self.ids), dtype=">u8").reshape(-1, _ID_BYTES // 8)
         for part in np.array_split(np.lexsort(words.T[::-1]), max(1, len(words) // 4096)):
             yield from part.tolist()

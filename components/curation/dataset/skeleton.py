@@ -1,9 +1,11 @@
-"""Where the answers of a chat stand in its rendering, without rendering the chat up to each of them.
+"""Where the answers of a chat stand in its rendering, without rendering the chat up to each of
+them.
 
-A chat template puts fixed text around the turns. `Skeleton` renders a chat of the same roles once, with a marker for
-each text, finds the answers there the slow and certain way, and keeps the text between the markers. A chat whose texts,
-put between those pieces, give exactly what the template gave for it has its answers at the same places. Where they do
-not (a template that trims, drops reasoning or looks into the texts), the skeleton says nothing.
+A chat template puts fixed text around the turns. `Skeleton` renders a chat of the same roles once,
+with a marker for each text, finds the answers there the slow and certain way, and keeps the text
+between the markers. A chat whose texts, put between those pieces, give exactly what the template
+gave for it has its answers at the same places. Where they do not (a template that trims, drops
+reasoning or looks into the texts), the skeleton says nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +33,13 @@ class Skeleton:
 
     @classmethod
     def of(cls, messages: Sequence[Message], find: Finder) -> Skeleton | None:
-        """The skeleton of the roles of `messages`; None if the template does not show each text once, in order."""
+        """The skeleton of the roles of `messages`; None if the template does not show each text
+        once, in order.
+        """
         markers = [f"Marker{turn}of{len(messages)}x" for turn in range(len(messages))]
-        chat = [Message(message.role, marker) for message, marker in zip(messages, markers, strict=True)]
+        chat = [
+            Message(message.role, marker) for message, marker in zip(messages, markers, strict=True)
+        ]
         text, spans = find(chat)
         pieces, places, end = [], [], 0
         for marker in markers:
@@ -51,7 +57,9 @@ class Skeleton:
         return cls((*pieces, text[end:]), leads)
 
     def spans(self, messages: Sequence[Message], text: str) -> list[Span] | None:
-        """Spans of the answers in `text`, the rendering of `messages`; None if it is not this skeleton's."""
+        """Spans of the answers in `text`, the rendering of `messages`; None if it is not this
+        skeleton's.
+        """
         parts: list[str] = []
         places, length = [], 0
         for piece, message in zip(self.pieces, messages, strict=False):
@@ -67,7 +75,10 @@ class Skeleton:
 
 
 def has_skeleton(messages: Sequence[Message]) -> bool:
-    """Whether the turns are plain texts without outer spacing: of those alone a template makes the same of any text."""
+    """Whether the turns are plain texts without outer spacing: of those alone a template makes the
+    same of any text.
+    """
     return all(
-        not message.extra and message.content and message.content == message.content.strip() for message in messages
+        not message.extra and message.content and message.content == message.content.strip()
+        for message in messages
     )

@@ -1,7 +1,8 @@
-"""Split by content: the id decides, so a conversation stays on its side whatever else is added or reordered.
+"""Split by content: the id decides, so a conversation stays on its side whatever else is added or
+reordered.
 
-Near-duplicates are removed before the split, so no pair at or above the threshold can sit on both sides;
-`dedup.cross_similarity` measures that on the finished data set and an expectation holds it.
+Near-duplicates are removed before the split, so no pair at or above the threshold can sit on both
+sides; `dedup.cross_similarity` measures that on the finished data set and an expectation holds it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _BITS = 64
 
 
 def side_of(content_id: str, *, validation_share: float) -> str:
-    """`train` or `validation` for a conversation id (hex): the id's first 64 bits as a number in [0, 1)."""
+    """`train` or `validation` for a conversation id (hex): the id's first 64 bits as a number in
+    [0, 1).
+    """
     position = int(content_id[: _BITS // 4], 16) / 2**_BITS
     return VALIDATION if position < validation_share else TRAIN
 

@@ -3,22 +3,26 @@
 Layout, which the trainer reads by itself::
 
     <output_dir>/<digest[:16]>/
-        train-00000.arrow       Arrow IPC file: conversation_id string, source string, token_ids list<int32>,
-        validation-00000.arrow      loss_mask list<bool>, language string, temperature float, max_answer_tokens int32,
-                                engine_version string; rows sorted by conversation_id; the schema's metadata names the
-                                target's fingerprint
-        manifest.json           digest, schema_version, fingerprint, counts, funnel, sources, quarantine, recipe
+        train-00000.arrow       Arrow IPC file: conversation_id string, source string, token_ids
+        list<int32>, validation-00000.arrow      loss_mask list<bool>, language string, temperature
+        float, max_answer_tokens int32,
+                                engine_version string; rows sorted by conversation_id; the schema's
+                                metadata names the target's fingerprint
+        manifest.json           digest, schema_version, fingerprint, counts, funnel, sources,
+        quarantine, recipe
                                 section, code revision, engine version, sha256 of each shard
-        quarantine.jsonl        examples of rows that could not be read, with reasons; likewise refused.jsonl (filters,
+        quarantine.jsonl        examples of rows that could not be read, with reasons; likewise
+        refused.jsonl (filters,
                                 duplicates, decontamination) and unanswered.jsonl
         funnel.png              what is left after each step
         data_docs/index.html    Great Expectations Data Docs
 
-`loss_mask[t]` is true where the target produced `token_ids[t]`. Both lists have the same length, T >= 2.
+`loss_mask[t]` is true where the target produced `token_ids[t]`. Both lists have the same length, T
+>= 2.
 
-The digest is over the rows (id, source, tokens, mask) and the target's fingerprint, and over nothing else: not over
-paths, times, engine versions, counts of what was thrown away, or how the rows are cut into shards. Equal rows give an
-equal digest.
+The digest is over the rows (id, source, tokens, mask) and the target's fingerprint, and over
+nothing else: not over paths, times, engine versions, counts of what was thrown away, or how the
+rows are cut into shards. Equal rows give an equal digest.
 """
 
 from __future__ import annotations
@@ -89,7 +93,8 @@ def write_dataset(
         output_dir: parent of all data sets; `staging` must lie inside it (see `staging_dir`).
         fingerprint: of the target that wrote the answers.
         funnel: counts of `funnel.Funnel`.
-        manifest: further JSON-able entries (sources, recipe section, versions); they do not enter the digest.
+        manifest: further JSON-able entries (sources, recipe section, versions); they do not enter
+            the digest.
         staging: may hold more files (Data Docs, quarantine), which are moved along.
 
     Returns:
@@ -134,14 +139,20 @@ def load_dataset_ref(path: Path) -> DatasetRef:
         raise CurationError(f"{path / MANIFEST} is not JSON", got=error) from None
     if manifest.get("schema_version") != SCHEMA_VERSION:
         raise CurationError(
-            f"{path.name} has another schema version", got=manifest.get("schema_version"), expected=SCHEMA_VERSION
+            f"{path.name} has another schema version",
+            got=manifest.get("schema_version"),
+            expected=SCHEMA_VERSION,
         )
     for name, expected in manifest["shards"].items():
         if not (path / name).is_file():
-            raise CurationError("a shard of the data set is missing", got=path / name, fix="Curate it again.")
+            raise CurationError(
+                "a shard of the data set is missing", got=path / name, fix="Curate it again."
+            )
         if (found := digest_file(path / name)) != expected:
             raise CurationError(
-                f"shard {name} of data set {path.name} was altered", got=f"sha256 {found}", expected=expected
+                f"shard {name} of data set {path.name} was altered",
+                got=f"sha256 {found}",
+                expected=expected,
             )
     return DatasetRef(
         path=str(path.resolve()),
@@ -155,8 +166,12 @@ def load_dataset_ref(path: Path) -> DatasetRef:
     )
 
 
-def _write_shards(rows: RowSpool, folder: Path, fingerprint: TargetFingerprint) -> tuple[str, list[str]]:
-    """The digest, sha256 (hex) over schema version, fingerprint and the ordered rows of each side; and shard names."""
+def _write_shards(
+    rows: RowSpool, folder: Path, fingerprint: TargetFingerprint
+) -> tuple[str, list[str]]:
+    """The digest, sha256 (hex) over schema version, fingerprint and the ordered rows of each side;
+    and shard names.
+    """
     digest = hashlib.sha256(f"{SCHEMA_VERSION}:{fingerprint.digest}".encode())
     names: list[str] = []
     for side in sorted(rows.counts()):
@@ -170,12 +185,16 @@ def _write_shards(rows: RowSpool, folder: Path, fingerprint: TargetFingerprint) 
     return digest.hexdigest(), names
 
 
-def _write_shard(rows: Iterable[StoredRow], path: Path, digest: hashlib._Hash, schema: pa.Schema) -> None:
+def _write_shard(
+    rows: Iterable[StoredRow], path: Path, digest: hashlib._Hash, schema: pa.Schema
+) -> None:
     with path.open("wb") as file:
         with pa.ipc.new_file(file, schema) as writer:
             for batch in batches(rows, ROWS_PER_BATCH):
                 for row in batch:
-                    digest.update(f"{row.conversation_id}:{row.source}:{len(row.token_ids)}\n".encode())
+                    digest.update(
+                        f"{row.conversation_id}:{row.source}:{len(row.token_ids)}\n".encode()
+                    )
                     digest.update(row.token_ids.tobytes())
                     digest.update(row.loss_mask.tobytes())
                 writer.write_batch(_record_batch(batch))

@@ -1,8 +1,8 @@
 """Evaluation prompts out of the training set.
 
-A conversation is contaminated if any of its turns shares a run of 13 words with a held-out prompt (the n-gram test of
-Brown et al. 2020, appendix C). Held-out prompts of fewer than 13 words have no such run: those match only as a whole,
-after normalising.
+A conversation is contaminated if any of its turns shares a run of 13 words with a held-out prompt
+(the n-gram test of Brown et al. 2020, appendix C). Held-out prompts of fewer than 13 words have no
+such run: those match only as a whole, after normalising.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ NGRAM_WORDS = 13
 
 
 class HeldOut:
-    """Index of held-out prompts: hashed 13-grams of the long ones, whole texts of the short ones."""
+    """Index of held-out prompts: hashed 13-grams of the long ones, whole texts of the short
+    ones.
+    """
 
     def __init__(self, prompts: Iterable[str]) -> None:
         self._grams: set[int] = set()
@@ -34,8 +36,17 @@ class HeldOut:
         return self.shared_words(conversation) is not None
 
     def shared_words(self, conversation: Conversation) -> str | None:
-        """Words that a turn of the conversation has in common with a held-out prompt; None if there are none."""
-        return next((shared for message in conversation.messages if (shared := self._shared(message.content))), None)
+        """Words that a turn of the conversation has in common with a held-out prompt; None if there
+        are none.
+        """
+        return next(
+            (
+                shared
+                for message in conversation.messages
+                if (shared := self._shared(message.content))
+            ),
+            None,
+        )
 
     def _shared(self, text: str) -> str | None:
         tokens = words(text)
@@ -44,5 +55,8 @@ class HeldOut:
         if len(tokens) < NGRAM_WORDS:
             return None
         # In the order of the text, so that the same words are named every time.
-        runs = (" ".join(tokens[start : start + NGRAM_WORDS]) for start in range(len(tokens) - NGRAM_WORDS + 1))
+        runs = (
+            " ".join(tokens[start : start + NGRAM_WORDS])
+            for start in range(len(tokens) - NGRAM_WORDS + 1)
+        )
         return next((run for run in runs if hash64(run) in self._grams), None)

@@ -1,4 +1,5 @@
-"""Filters on prompts: each a pure function from a conversation to the reason it is refused, or None.
+"""Filters on prompts: each a pure function from a conversation to the reason it is refused, or
+None.
 
 Refused conversations are counted by reason (`Quarantine`), so the funnel can say what went and why.
 """
@@ -39,8 +40,11 @@ _TERSE = re.compile(
 
 _REFUSAL = re.compile(
     r"""
-    ^\W* (?:i['\u2019]m\ sorry | sorry | i\ apologi[sz]e | unfortunately | as\ an\ ai\b [^.\n]{0,60}) [^.\n]{0,40}
-        \b(?:can(?:['\u2019]t|not|\ not) | unable | won['\u2019]t | not\ able | do(?:n['\u2019]t|\ not)\ have)\b
+    ^\W* (?:i['\u2019]m\ sorry | sorry | i\ apologi[sz]e | unfortunately
+        | as\ an\ ai\b [^.\n]{0,60})
+        [^.\n]{0,40}
+        \b(?:can(?:['\u2019]t|not|\ not) | unable | won['\u2019]t | not\ able
+            | do(?:n['\u2019]t|\ not)\ have)\b
     | ^\W* i\ (?:can(?:['\u2019]t|not)|am\ (?:not\ able|unable)\ to|won['\u2019]t)
         \ (?:help|assist|answer|provide|fulfil|comply|do\ that)
     """,
@@ -62,7 +66,9 @@ def too_long(conversation: Conversation, *, max_chars: int) -> str | None:
 
 
 def repeats_itself(conversation: Conversation) -> str | None:
-    """Refuse prompts that say the same over and over: share of repeated word 4-grams above `MAX_REPEATED_SHARE`."""
+    """Refuse prompts that say the same over and over: share of repeated word 4-grams above
+    `MAX_REPEATED_SHARE`.
+    """
     tokens = words(conversation.text)
     grams = Counter(zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False))
     total = grams.total()
@@ -72,11 +78,17 @@ def repeats_itself(conversation: Conversation) -> str | None:
 
 
 def other_script(conversation: Conversation, *, min_ascii_share: float) -> str | None:
-    """Refuse prompts whose letters are ASCII for less than `min_ascii_share`; digits and signs do not count."""
+    """Refuse prompts whose letters are ASCII for less than `min_ascii_share`; digits and signs do
+    not count.
+    """
     letters = [char for char in conversation.text if char.isalpha()]
     if not letters:
         return "no letters"
-    return "other script" if sum(char.isascii() for char in letters) / len(letters) < min_ascii_share else None
+    return (
+        "other script"
+        if sum(char.isascii() for char in letters) / len(letters) < min_ascii_share
+        else None
+    )
 
 
 def other_language(conversation: Conversation, *, languages: tuple[str, ...]) -> str | None:
@@ -91,31 +103,43 @@ def has_personal_data(conversation: Conversation) -> str | None:
 
 
 def asks_for_terse_answer(conversation: Conversation) -> str | None:
-    """Refuse prompts that ask for a word or a letter: they cost a prefill and leave a token or two to learn from."""
+    """Refuse prompts that ask for a word or a letter: they cost a prefill and leave a token or two
+    to learn from.
+    """
     return "asks for a terse answer" if _TERSE.search(conversation.text) else None
 
 
 def is_refusal(answer: str) -> bool:
-    """Whether an answer opens by declining: drafters learn those few phrases quickly and little else from them."""
+    """Whether an answer opens by declining: drafters learn those few phrases quickly and little
+    else from them.
+    """
     return _REFUSAL.search(answer) is not None
 
 
 def prompt_filters(settings: CurationSettings) -> tuple[PromptFilter, ...]:
     """The filters a recipe asks for, cheapest first."""
-    max_chars = 16 * settings.max_prompt_tokens  # no tokenizer averages that many characters a token on text
+    max_chars = (
+        16 * settings.max_prompt_tokens
+    )  # no tokenizer averages that many characters a token on text
     filters: list[PromptFilter] = [
         lambda conversation: too_short(conversation, min_chars=settings.min_prompt_chars),
         lambda conversation: too_long(conversation, max_chars=max_chars),
     ]
     if settings.min_ascii_share > 0:
-        filters.append(lambda conversation: other_script(conversation, min_ascii_share=settings.min_ascii_share))
+        filters.append(
+            lambda conversation: other_script(
+                conversation, min_ascii_share=settings.min_ascii_share
+            )
+        )
     if not settings.keep_terse_prompts:
         filters.append(asks_for_terse_answer)
     filters.append(repeats_itself)
     if not settings.keep_personal_data:
         filters.append(has_personal_data)
     if settings.languages:
-        filters.append(lambda conversation: other_language(conversation, languages=settings.languages))
+        filters.append(
+            lambda conversation: other_language(conversation, languages=settings.languages)
+        )
     return tuple(filters)
 
 

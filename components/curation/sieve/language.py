@@ -1,4 +1,6 @@
-"""Which language a text is in, by py3langid (Lui and Baldwin 2012, langid.py: n-gram naive Bayes over 97 languages)."""
+"""Which language a text is in, by py3langid (Lui and Baldwin 2012, langid.py: n-gram naive Bayes
+over 97 languages).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ UNKNOWN = "unknown"
 
 
 def language_of(text: str) -> str:
-    """ISO 639-1 code of the likeliest language; `unknown` for texts with fewer than `MIN_LETTERS` letters."""
+    """ISO 639-1 code of the likeliest language; `unknown` for texts with fewer than `MIN_LETTERS`
+    letters.
+    """
     if sum(char.isalpha() for char in text) < MIN_LETTERS:
         return UNKNOWN
     # Imported here: the model takes half a second and 60 MB, and most processes never ask.

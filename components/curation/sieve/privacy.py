@@ -1,8 +1,9 @@
-"""Personal data in prompts: e-mail addresses, phone numbers, card and account numbers, social security numbers.
+"""Personal data in prompts: e-mail addresses, phone numbers, card and account numbers, social
+security numbers.
 
-A pattern finds what looks like one; a library that knows the numbering plan decides: `phonenumbers` (Google's metadata)
-for phones, `python-stdnum` for cards (Luhn), IBANs and US social security numbers. Names and addresses need a model of
-language and are not looked for.
+A pattern finds what looks like one; a library that knows the numbering plan decides: `phonenumbers`
+(Google's metadata) for phones, `python-stdnum` for cards (Luhn), IBANs and US social security
+numbers. Names and addresses need a model of language and are not looked for.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from stdnum import iban, luhn
 from stdnum.us import ssn
 
 REGIONS = (None, "US", "GB", "DE", "FR", "IN")
-"""Countries whose national way of writing phone numbers is known; None: the international one, of every country."""
+"""Countries whose national way of writing phone numbers is known; None: the international one, of
+every country.
+"""
 
 MIN_PHONE_DIGITS = 9
 """A shorter number is a year, a price or a house number more often than a phone."""
 
 _EMAIL = re.compile(r"[\w.+-]+@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,}")
-_PLACEHOLDERS = re.compile(r"@(?:[\w.-]+\.)?(?:example\.(?:com|org|net)|test|invalid|localhost)$", re.IGNORECASE)
+_PLACEHOLDERS = re.compile(
+    r"@(?:[\w.-]+\.)?(?:example\.(?:com|org|net)|test|invalid|localhost)$", re.IGNORECASE
+)
 _CARD = re.compile(r"(?<!\d)(?<!\d\.)\d(?:[ -]?\d){12,18}(?!\.?\d)")
 _CARD_OPENING = re.compile(r"^(?:3[47]|4|5[1-5]|2[2-7]|6(?:011|5))")
 _IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b")
@@ -55,12 +60,21 @@ def _has_ssn(text: str) -> bool:
 
 
 def _has_phone(text: str) -> bool:
-    # The matcher walks the text once for every region: only texts with enough digits in a row are worth it.
-    if not any(sum(char.isdigit() for char in match) >= MIN_PHONE_DIGITS for match in _PHONE_LIKE.findall(text)):
+    # The matcher walks the text once for every region: only texts with enough digits in a row are
+    # worth it.
+    if not any(
+        sum(char.isdigit() for char in match) >= MIN_PHONE_DIGITS
+        for match in _PHONE_LIKE.findall(text)
+    ):
         return False
     for region in REGIONS:
-        for match in phonenumbers.PhoneNumberMatcher(text, region, leniency=phonenumbers.Leniency.STRICT_GROUPING):
-            if sum(char.isdigit() for char in match.raw_string) >= MIN_PHONE_DIGITS and not match.raw_string.isdigit():
+        for match in phonenumbers.PhoneNumberMatcher(
+            text, region, leniency=phonenumbers.Leniency.STRICT_GROUPING
+        ):
+            if (
+                sum(char.isdigit() for char in match.raw_string) >= MIN_PHONE_DIGITS
+                and not match.raw_string.isdigit()
+            ):
                 return True
     return False
 

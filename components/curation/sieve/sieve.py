@@ -1,4 +1,6 @@
-"""Which conversations are kept: what each says by itself (`PromptJudge`), then what it shares with others (`Sieve`)."""
+"""Which conversations are kept: what each says by itself (`PromptJudge`), then what it shares with
+others (`Sieve`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ BATCH = 64
 
 @lru_cache(maxsize=4)
 def renderer_here(folder: str, name: str) -> Renderer:
-    """The target's renderer, loaded once per process: work that is sent to other processes names it by its folder."""
+    """The target's renderer, loaded once per process: work that is sent to other processes names it
+    by its folder.
+    """
     return renderer_of(Path(folder), name=name)
 
 
@@ -39,24 +43,37 @@ class PromptJudge:
     def __call__(self, conversations: Sequence[Conversation]) -> list[str | None]:
         """Why each conversation is refused; None where nothing speaks against it."""
         renderer = renderer_here(self.target_path, self.target_name)
-        return [reason for batch in batches(conversations, BATCH) for reason in judge(batch, renderer, self.settings)]
+        return [
+            reason
+            for batch in batches(conversations, BATCH)
+            for reason in judge(batch, renderer, self.settings)
+        ]
 
 
-def judge(batch: Sequence[Conversation], renderer: Renderer, settings: CurationSettings) -> list[str | None]:
+def judge(
+    batch: Sequence[Conversation], renderer: Renderer, settings: CurationSettings
+) -> list[str | None]:
     """As `PromptJudge`, for conversations whose tokens are counted in one go."""
     filters = prompt_filters(settings)
     reasons = [refusal(conversation, filters) for conversation in batch]
-    left = [conversation for conversation, reason in zip(batch, reasons, strict=True) if reason is None]
+    left = [
+        conversation for conversation, reason in zip(batch, reasons, strict=True) if reason is None
+    ]
     counts = iter(renderer.num_prompt_tokens([_prompt(chat, settings) for chat in left]))
     return [_length(next(counts), settings) if reason is None else reason for reason in reasons]
 
 
 def _prompt(conversation: Conversation, settings: CurationSettings) -> Chat:
-    """The whole conversation up to its last answer. The earlier answers do not exist yet; each stands as a sign,
-    because templates want roles that alternate, and the engine's own limit ends what grows too long."""
+    """The whole conversation up to its last answer. The earlier answers do not exist yet; each
+    stands as a sign, because templates want roles that alternate, and the engine's own limit ends
+    what grows too long.
+    """
     turns = conversation.turns
     messages = (*conversation.answered_with(["-"] * (len(turns) - 1)), *turns[-1])
-    return messages, {**variant_of(conversation.id, settings.template_variants), **conversation.template_tools}
+    return messages, {
+        **variant_of(conversation.id, settings.template_variants),
+        **conversation.template_tools,
+    }
 
 
 def _length(num_tokens: int | None, settings: CurationSettings) -> str | None:
@@ -66,16 +83,22 @@ def _length(num_tokens: int | None, settings: CurationSettings) -> str | None:
 
 
 class Sieve:
-    """What is left of judged conversations after duplicates and evaluation prompts; counts what each step lets by."""
+    """What is left of judged conversations after duplicates and evaluation prompts; counts what
+    each step lets by.
+    """
 
     def __init__(self, settings: CurationSettings, held_out: HeldOut, refused: Quarantine) -> None:
         self._held_out = held_out
         self._refused = refused
         self._ids = SeenIds()
         self._near = NearDuplicateIndex(threshold=settings.near_duplicate_threshold)
-        self.funnel = Funnel(dict.fromkeys(("filtered", "unique", "not_near_duplicate", "decontaminated"), 0))
+        self.funnel = Funnel(
+            dict.fromkeys(("filtered", "unique", "not_near_duplicate", "decontaminated"), 0)
+        )
 
-    def sift(self, conversations: Sequence[Conversation], reasons: Sequence[str | None], *, at_most: int) -> list[bool]:
+    def sift(
+        self, conversations: Sequence[Conversation], reasons: Sequence[str | None], *, at_most: int
+    ) -> list[bool]:
         """Whether each conversation is kept, up to and including the one that is number `at_most`.
 
         Args:
@@ -96,7 +119,9 @@ class Sieve:
         return verdicts
 
     def _compare(self, conversation: Conversation) -> tuple[str | None, str]:
-        """What a conversation shares with others: the reason to refuse it, and with whom or in which words."""
+        """What a conversation shares with others: the reason to refuse it, and with whom or in
+        which words.
+        """
         self.funnel.passed("filtered")
         if not self._ids.add(conversation.id):
             return "duplicate", ""

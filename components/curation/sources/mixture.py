@@ -1,8 +1,9 @@
 """Sources of conversations, mixed by weight.
 
-A source is a small adapter that yields located rows (`packages.package_rows`, Hugging Face datasets, local files);
-`rows.read_row` turns each into a conversation or quarantines it. Evaluation's share of every source
-(`contracts.is_held_out`) is left out here, at the door, so nothing downstream can leak it.
+A source is a small adapter that yields located rows (`packages.package_rows`, Hugging Face
+datasets, local files); `rows.read_row` turns each into a conversation or quarantines it.
+Evaluation's share of every source (`contracts.is_held_out`) is left out here, at the door, so
+nothing downstream can leak it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from components.errors import CurationError
 from components.settings import CurationSettings, SourceSettings
 
 DRAW_COST = 0.02
-"""What a drawn but rejected row counts for against an accepted one when the next source is chosen: a source that gives
-nothing usable falls behind instead of holding the mixture up."""
+"""What a drawn but rejected row counts for against an accepted one when the next source is chosen:
+a source that gives nothing usable falls behind instead of holding the mixture up.
+"""
 
 SHUFFLE_BUFFER_ROWS = 1000
 
@@ -40,21 +42,26 @@ class _Open:
 
     @property
     def progress(self) -> float:
-        return (self.num_accepted + DRAW_COST * (self.num_drawn - self.num_accepted)) / self.source.weight
+        return (
+            self.num_accepted + DRAW_COST * (self.num_drawn - self.num_accepted)
+        ) / self.source.weight
 
 
 class Mixture:
-    """Draws conversations from several sources so that the *accepted* ones stand in the ratio of the weights.
+    """Draws conversations from several sources so that the *accepted* ones stand in the ratio of
+    the weights.
 
-    Iterate, and call `refuse(source)` for each conversation that did not survive the filters; until then it counts as
-    accepted, so that filters may work on batches. Deterministic: the next draw comes from the source that is furthest
-    behind its share, the first named one on a tie.
+    Iterate, and call `refuse(source)` for each conversation that did not survive the filters; until
+    then it counts as accepted, so that filters may work on batches. Deterministic: the next draw
+    comes from the source that is furthest behind its share, the first named one on a tie.
     """
 
     def __init__(self, settings: CurationSettings, *, quarantine: Quarantine) -> None:
         self._settings = settings
         self._quarantine = quarantine
-        self._open = [_Open(source, open_rows(source, seed=settings.seed)) for source in settings.sources]
+        self._open = [
+            _Open(source, open_rows(source, seed=settings.seed)) for source in settings.sources
+        ]
         self.num_read = 0
         self.num_held_out = 0
 
@@ -86,7 +93,10 @@ class Mixture:
         self.num_read += 1
         try:
             conversation = read_row(
-                row, column=column_of(entry.source), source=entry.source.name, max_turns=self._settings.max_turns
+                row,
+                column=column_of(entry.source),
+                source=entry.source.name,
+                max_turns=self._settings.max_turns,
             )
         except BadRowError as reason:
             self._quarantine.add(entry.source.name, str(reason), where=where)
@@ -97,8 +107,11 @@ class Mixture:
         return conversation
 
 
-def load_conversations(settings: CurationSettings, *, quarantine: Quarantine | None = None) -> Iterator[Conversation]:
-    """Conversations of all sources, mixed by weight and seeded; endless where a source is a generator.
+def load_conversations(
+    settings: CurationSettings, *, quarantine: Quarantine | None = None
+) -> Iterator[Conversation]:
+    """Conversations of all sources, mixed by weight and seeded; endless where a source is a
+    generator.
 
     Args:
         settings: `sources`, `seed`, `max_turns`; a source's `max_rows` caps the rows read from it.
@@ -115,20 +128,24 @@ def open_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:
     """Located rows of one source, shuffled by `seed`.
 
     Raises:
-        CurationError: unknown package source or preset, a preset that is evaluation's, missing file, or a data set that
-            cannot be loaded.
+        CurationError: unknown package source or preset, a preset that is evaluation's, missing
+            file, or a data set that cannot be loaded.
     """
     if source.kind == "package":
         return packages.package_rows(source.name, seed=seed, parts=source.parts)
     if source.kind == "file":
         return _shuffled(_file_rows(source), seed=seed)
     if source.kind == "target":
-        # None stands for a prompt that never ended. Short prompts were finished, and so written, first.
-        return _shuffled((located for located in _file_rows(source) if located[1] is not None), seed=seed)
+        # None stands for a prompt that never ended. Short prompts were finished, and so written,
+        # first.
+        return _shuffled(
+            (located for located in _file_rows(source) if located[1] is not None), seed=seed
+        )
     if source.kind == "preset" and preset_of(source.preset or source.name).is_evaluation:
         raise CurationError(
             f"source '{source.name}' is an evaluation set, not training data",
-            fix="Name it under curation.decontaminate_against, or take a preset with a training split.",
+            fix="Name it under curation.decontaminate_against, or take a preset with a "
+            "training split.",
         )
     return _hub_rows(source, seed=seed)
 
@@ -137,8 +154,8 @@ def evaluation_texts(sources: Sequence[SourceSettings]) -> Iterator[str]:
     """Every turn of other evaluation sets, to be kept out of training.
 
     Raises:
-        CurationError: a source that cannot be opened, or a row of it that cannot be read: a set that is known only in
-            part would let the rest through.
+        CurationError: a source that cannot be opened, or a row of it that cannot be read: a set
+            that is known only in part would let the rest through.
     """
     for source in sources:
         for where, row in rows_in_order(source):
@@ -146,7 +163,8 @@ def evaluation_texts(sources: Sequence[SourceSettings]) -> Iterator[str]:
                 yield from turn_texts(row, column=column_of(source))
             except BadRowError as reason:
                 raise CurationError(
-                    f"evaluation set '{source.name}' has a row that cannot be read", got=f"{where}: {reason}"
+                    f"evaluation set '{source.name}' has a row that cannot be read",
+                    got=f"{where}: {reason}",
                 ) from None
 
 
@@ -179,7 +197,9 @@ def column_of(source: SourceSettings) -> str:
 
 
 def describe_source(source: SourceSettings) -> dict[str, str]:
-    """What the manifest says about a source: its name, revision or content hash, and licence where it is known."""
+    """What the manifest says about a source: its name, revision or content hash, and licence where
+    it is known.
+    """
     if source.kind == "package":
         version = packages.package_version(source.name)
         return {"name": source.name, "revision": version, "licence": packages.LICENCES[source.name]}
@@ -199,11 +219,15 @@ def describe_source(source: SourceSettings) -> dict[str, str]:
 
 
 def _hub_location(source: SourceSettings) -> Preset:
-    """Where the rows of a Hub source lie: the preset's place, with what the recipe says itself in front."""
+    """Where the rows of a Hub source lie: the preset's place, with what the recipe says itself in
+    front.
+    """
     if source.kind == "preset":
         base = preset_of(source.preset or source.name)
     elif source.repo_id is not None:
-        base = Preset(repo_id=source.repo_id, split="train", column="messages", licence="see the hub")
+        base = Preset(
+            repo_id=source.repo_id, split="train", column="messages", licence="see the hub"
+        )
     else:
         raise CurationError(f"source '{source.name}' of kind 'huggingface' needs a repo_id")
     return replace(
@@ -223,13 +247,17 @@ def _source_files(source: SourceSettings) -> list[Path]:
         found = sorted(file for file in path.rglob("*") if file.suffix in _READERS)
         if not found:
             raise CurationError(
-                f"the folder of source '{source.name}' has no data", got=path, expected=", ".join(_READERS)
+                f"the folder of source '{source.name}' has no data",
+                got=path,
+                expected=", ".join(_READERS),
             )
         return found
     if not path.is_file():
         raise CurationError(f"the file of source '{source.name}' is missing", got=path)
     if path.suffix not in _READERS:
-        raise CurationError(f"cannot read {path.name}", got=path.suffix or "no suffix", expected=", ".join(_READERS))
+        raise CurationError(
+            f"cannot read {path.name}", got=path.suffix or "no suffix", expected=", ".join(_READERS)
+        )
     return [path]
 
 
@@ -307,7 +335,11 @@ def _hub_rows(source: SourceSettings, *, seed: int | None) -> Iterator[LocatedRo
     place = _hub_location(source)
     try:
         rows = load_dataset(
-            place.repo_id, place.subset, split=place.split, revision=source.revision, streaming=source.streaming
+            place.repo_id,
+            place.subset,
+            split=place.split,
+            revision=source.revision,
+            streaming=source.streaming,
         )
     except Exception as error:
         raise CurationError(
@@ -316,12 +348,16 @@ def _hub_rows(source: SourceSettings, *, seed: int | None) -> Iterator[LocatedRo
     _check_column(rows.column_names, source=source, column=place.column)
     if seed is not None:
         # Streamed rows are shuffled through a buffer, downloaded ones as a whole.
-        rows = rows.shuffle(seed=seed, **({"buffer_size": SHUFFLE_BUFFER_ROWS} if source.streaming else {}))
+        rows = rows.shuffle(
+            seed=seed, **({"buffer_size": SHUFFLE_BUFFER_ROWS} if source.streaming else {})
+        )
     return ((f"{place.repo_id}[{index}]", row) for index, row in enumerate(rows))
 
 
 def _check_column(names: Sequence[str] | None, *, source: SourceSettings, column: str) -> None:
-    """A column the recipe or a preset names must be there: another one in its place would train on other text."""
+    """A column the recipe or a preset names must be there: another one in its place would train on
+    other text.
+    """
     is_named = source.column is not None or source.kind == "preset"
     if is_named and names is not None and column not in names:
         raise CurationError(

@@ -1,12 +1,14 @@
-"""Prompts that ship inside installed distributions: real data with no account, no download and a pinned version.
+"""Prompts that ship inside installed distributions: real data with no account, no download and a
+pinned version.
 
     chitchat       `chitchat-dataset` (MIT): people talking to people
-    evals          the registry of `evals` (MIT but for the families left out here): several hundred task families
-    reasoning_gym  `reasoning-gym` (Apache-2.0): generators, so as many rows as wanted, by seed
-    python_stdlib  heads of documented functions of this Python's standard library (PSF-2.0): coding prompts
+    evals          the registry of `evals` (MIT but for the families left out here): several hundred
+    task families reasoning_gym  `reasoning-gym` (Apache-2.0): generators, so as many rows as
+    wanted, by seed python_stdlib  heads of documented functions of this Python's standard library
+    (PSF-2.0): coding prompts
 
-Each adapter yields `(where, row)`: a locator for the quarantine, and a row for `rows.read_row`, or the `BadRowError`
-that says why there is none.
+Each adapter yields `(where, row)`: a locator for the quarantine, and a row for `rows.read_row`, or
+the `BadRowError` that says why there is none.
 """
 
 from __future__ import annotations
@@ -28,27 +30,55 @@ from components.errors import CurationError
 
 LocatedRow = tuple[str, object]
 
-LICENCES = {"chitchat": "MIT", "evals": "MIT", "reasoning_gym": "Apache-2.0", "python_stdlib": "PSF-2.0"}
+LICENCES = {
+    "chitchat": "MIT",
+    "evals": "MIT",
+    "reasoning_gym": "Apache-2.0",
+    "python_stdlib": "PSF-2.0",
+}
 DISTRIBUTIONS = {"chitchat": "chitchat-dataset", "evals": "evals", "reasoning_gym": "reasoning-gym"}
 
 EVALS_LEFT_OUT = frozenset(
     {
-        "already_said_that", "ballots", "sandbagging", "schelling_point", "steganography", "text_compression",
+        "already_said_that",
+        "ballots",
+        "sandbagging",
+        "schelling_point",
+        "steganography",
+        "text_compression",
         "theory_of_mind",
     }
-)  # fmt: skip
+)
 """Families of `evals` whose data carry other licences than the package."""
 
 GENERATORS = (
-    "gsm_symbolic", "aiw", "calendar_arithmetic", "coin_flip", "family_relationships", "jugs",
-    "gsm_symbolic", "knights_knaves", "leg_counting", "number_sequence", "polynomial_equations", "propositional_logic",
-    "gsm_symbolic", "self_reference", "simple_equations", "simple_geometry", "syllogism", "word_sorting",
-)  # fmt: skip
-"""Generators of `reasoning_gym` drawn in turn: word problems most often, then others whose questions are sentences and
-whose answers a chat model writes out."""
+    "gsm_symbolic",
+    "aiw",
+    "calendar_arithmetic",
+    "coin_flip",
+    "family_relationships",
+    "jugs",
+    "gsm_symbolic",
+    "knights_knaves",
+    "leg_counting",
+    "number_sequence",
+    "polynomial_equations",
+    "propositional_logic",
+    "gsm_symbolic",
+    "self_reference",
+    "simple_equations",
+    "simple_geometry",
+    "syllogism",
+    "word_sorting",
+)
+"""Generators of `reasoning_gym` drawn in turn: word problems most often, then others whose
+questions are sentences and whose answers a chat model writes out.
+"""
 
 MAX_TRAINING_SEED = 1_000_000
-"""Training draws seeds below it, evaluation at or above it, so the two never share a generated problem."""
+"""Training draws seeds below it, evaluation at or above it, so the two never share a generated
+problem.
+"""
 
 MIN_OPENING_WORDS = 6
 """A chat is entered at its first turn of so many words: 'hi' a thousand times teaches nothing."""
@@ -64,13 +94,16 @@ def package_rows(name: str, *, seed: int, parts: Sequence[str] = ()) -> Iterator
     Args:
         name: `chitchat`, `evals`, `reasoning_gym` or `python_stdlib`.
         seed: the same seed gives the same rows in the same order.
-        parts: families of `evals` or generators of `reasoning_gym` to draw from; empty takes the defaults.
+        parts: families of `evals` or generators of `reasoning_gym` to draw from; empty takes the
+            defaults.
 
     Raises:
         CurationError: an unknown source or part, or a distribution that is not installed.
     """
     if name not in _ADAPTERS:
-        raise CurationError("no package source of that name", got=name, expected=", ".join(sorted(_ADAPTERS)))
+        raise CurationError(
+            "no package source of that name", got=name, expected=", ".join(sorted(_ADAPTERS))
+        )
     return _ADAPTERS[name](seed, tuple(parts))
 
 
@@ -90,7 +123,8 @@ def package_version(name: str) -> str:
 
 def _not_installed(name: str) -> CurationError:
     return CurationError(
-        f"source '{name}' needs a package that is not installed", fix=f"Install it: pip install {DISTRIBUTIONS[name]}"
+        f"source '{name}' needs a package that is not installed",
+        fix=f"Install it: pip install {DISTRIBUTIONS[name]}",
     )
 
 
@@ -105,7 +139,9 @@ def _package_folder(name: str, module: str) -> Path:
 def _chitchat(seed: int, parts: tuple[str, ...]) -> Iterator[LocatedRow]:
     if parts:
         raise CurationError("source 'chitchat' has no parts to choose from", got=", ".join(parts))
-    table = json.loads((_package_folder("chitchat", "chitchat_dataset") / "dataset.json").read_bytes())
+    table = json.loads(
+        (_package_folder("chitchat", "chitchat_dataset") / "dataset.json").read_bytes()
+    )
     names = sorted(table)
     random.Random(seed).shuffle(names)
     for name in names:
@@ -114,19 +150,31 @@ def _chitchat(seed: int, parts: tuple[str, ...]) -> Iterator[LocatedRow]:
 
 
 def _from_opening(turns: list[str]) -> object:
-    """Turns from the first substantial one on; a chat whose true opening is evaluation's stays whole: held out."""
+    """Turns from the first substantial one on; a chat whose true opening is evaluation's stays
+    whole: held out.
+    """
     if turns and is_held_out(turns[0]):
         return turns
-    opening = next((i for i, turn in enumerate(turns) if len(turn.split()) >= MIN_OPENING_WORDS), None)
+    opening = next(
+        (i for i, turn in enumerate(turns) if len(turn.split()) >= MIN_OPENING_WORDS), None
+    )
     return BadRowError("no substantial turn") if opening is None else turns[opening:]
 
 
 def _evals(seed: int, parts: tuple[str, ...]) -> Iterator[LocatedRow]:
-    """Families in turn, one row of each, so that variety is as wide as the number of rows allows."""
+    """Families in turn, one row of each, so that variety is as wide as the number of rows
+    allows.
+    """
     root = _package_folder("evals", "evals") / "registry" / "data"
-    families = sorted(folder.name for folder in root.iterdir() if folder.is_dir() and folder.name not in EVALS_LEFT_OUT)
+    families = sorted(
+        folder.name
+        for folder in root.iterdir()
+        if folder.is_dir() and folder.name not in EVALS_LEFT_OUT
+    )
     if unknown := sorted(set(parts) - set(families)):
-        raise CurationError("source 'evals' has no such families, or leaves them out", got=", ".join(unknown))
+        raise CurationError(
+            "source 'evals' has no such families, or leaves them out", got=", ".join(unknown)
+        )
     families = [family for family in families if not parts or family in parts]
     random.Random(seed).shuffle(families)
     running = [_evals_family(root / family, seed) for family in families]
@@ -166,7 +214,9 @@ def _json_lines(path: Path, *, where: str) -> Iterator[LocatedRow]:
 
 
 def parse_json_line(line: bytes) -> object:
-    """A parsed line, or the raw bytes where it is not UTF-8 JSON: `read_row` then quarantines it with a reason."""
+    """A parsed line, or the raw bytes where it is not UTF-8 JSON: `read_row` then quarantines it
+    with a reason.
+    """
     try:
         return json.loads(line.decode())
     except ValueError:
@@ -192,7 +242,9 @@ def _reasoning_gym(seed: int, parts: tuple[str, ...]) -> Iterator[LocatedRow]:
 
 def _python_stdlib(seed: int, parts: tuple[str, ...]) -> Iterator[LocatedRow]:
     if parts:
-        raise CurationError("source 'python_stdlib' has no parts to choose from", got=", ".join(parts))
+        raise CurationError(
+            "source 'python_stdlib' has no parts to choose from", got=", ".join(parts)
+        )
     yield from stdlib_prompts(seed=seed)
 
 

@@ -1,9 +1,9 @@
 """One row of any known schema -> a conversation of prompts, or `BadRowError` with the reason.
 
-Known schemas: OpenAI messages (`[{role, content}]`), ShareGPT (`[{from, value}]`), Alpaca (`instruction`, `input`),
-a list of strings (turns, user first), and a plain prompt. Only prompts are kept: whatever a row's assistant said was
-not said by our target. Its tool calls stay with their results, as what stood before the answer: they are context, and
-nothing is learnt from them.
+Known schemas: OpenAI messages (`[{role, content}]`), ShareGPT (`[{from, value}]`), Alpaca
+(`instruction`, `input`), a list of strings (turns, user first), and a plain prompt. Only prompts
+are kept: whatever a row's assistant said was not said by our target. Its tool calls stay with their
+results, as what stood before the answer: they are context, and nothing is learnt from them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,23 @@ from components.curation.quarantine import BadRowError
 from components.curation.text import is_broken
 
 ROLES: dict[str, Role] = {
-    "system": "system", "developer": "system",
-    "user": "user", "human": "user", "prompter": "user",
-    "assistant": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant",
-    "function_call": "assistant", "tool_call": "assistant",
-    "tool": "tool", "function": "tool", "observation": "tool", "ipython": "tool", "tool_response": "tool",
-}  # fmt: skip
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "ipython": "tool",
+    "tool_response": "tool",
+}
 CALL_ROLES = ("function_call", "tool_call")
 """ShareGPT's roles whose text is the JSON of a call."""
 TURN_COLUMNS = ("messages", "conversations", "conversation", "input", "turns")
@@ -42,7 +53,9 @@ def read_row(row: object, *, column: str, source: str, max_turns: int) -> Conver
         BadRowError: with the reason the row is quarantined under.
     """
     tools = _tools(row.get("tools")) if isinstance(row, Mapping) else ""
-    return build_conversation(_read_turns(row, column), source=source, max_turns=max_turns, tools=tools)
+    return build_conversation(
+        _read_turns(row, column), source=source, max_turns=max_turns, tools=tools
+    )
 
 
 def read_context(row: object, *, column: str) -> tuple[tuple[Message, ...], str]:
@@ -77,7 +90,8 @@ def read_context(row: object, *, column: str) -> tuple[tuple[Message, ...], str]
 
 
 def turn_texts(row: object, *, column: str) -> list[str]:
-    """The text of every turn of a row, whoever speaks; tool calls and results that carry an id or a name are left out.
+    """The text of every turn of a row, whoever speaks; tool calls and results that carry an id or a
+    name are left out.
 
     Raises:
         BadRowError: as `read_row`, for what is no turn at all, and for an empty or broken one.
@@ -98,16 +112,20 @@ def _read_turns(row: object, column: str) -> list[Message]:
     return _turns(_value(row, column))
 
 
-def build_conversation(messages: Sequence[Message], *, source: str, max_turns: int, tools: str = "") -> Conversation:
-    """Keep the system message and the first `max_turns` user turns, with their tool calls and results.
+def build_conversation(
+    messages: Sequence[Message], *, source: str, max_turns: int, tools: str = ""
+) -> Conversation:
+    """Keep the system message and the first `max_turns` user turns, with their tool calls and
+    results.
 
-    System messages that open a conversation are joined into one, and so are neighbouring user turns: templates know
-    one system message, and many of them refuse two user turns in a row. A conversation of nothing but instructions is
-    a prompt. A call that nothing answers at the end is left out: what to do there is the target's to say.
+    System messages that open a conversation are joined into one, and so are neighbouring user
+    turns: templates know one system message, and many of them refuse two user turns in a row. A
+    conversation of nothing but instructions is a prompt. A call that nothing answers at the end is
+    left out: what to do there is the target's to say.
 
     Raises:
-        BadRowError: broken text, an empty turn, an assistant who speaks first, a late system message, a tool result
-            without a call or a call without one, no user turn.
+        BadRowError: broken text, an empty turn, an assistant who speaks first, a late system
+            message, a tool result without a call or a call without one, no user turn.
     """
     kept = _without_answers(_merged(messages))
     if [message.role for message in kept] == ["system"]:
@@ -137,7 +155,9 @@ def _check(message: Message, before: Sequence[Message]) -> None:
         raise BadRowError("broken text")
     if not message.content.strip() and not message.extra:
         raise BadRowError("empty turn")
-    if message.role in ("assistant", "tool") and not any(earlier.role == "user" for earlier in before):
+    if message.role in ("assistant", "tool") and not any(
+        earlier.role == "user" for earlier in before
+    ):
         raise BadRowError(f"wrong role order: {message.role} first")
     if message.role == "system" and any(earlier.role != "system" for earlier in before):
         raise BadRowError("wrong role order: system message after the start")
@@ -179,7 +199,10 @@ def _turns(value: object) -> list[Message]:
     if not isinstance(value, Sequence) or isinstance(value, bytes):
         raise BadRowError(f"turns are neither a list nor a text but {type(value).__name__}")
     if value and all(isinstance(turn, str) for turn in value):
-        return [Message("user" if index % 2 == 0 else "assistant", turn) for index, turn in enumerate(value)]
+        return [
+            Message("user" if index % 2 == 0 else "assistant", turn)
+            for index, turn in enumerate(value)
+        ]
     return [_turn(turn) for turn in value]
 
 
@@ -223,8 +246,14 @@ def _call(call: object) -> dict[str, object]:
         arguments = _json_of(arguments)
     if not isinstance(arguments, Mapping):
         raise BadRowError("arguments of a tool call that are no object")
-    given = {"id": call["id"]} if isinstance(call, Mapping) and isinstance(call.get("id"), str) else {}
-    return {**given, "type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+    given = (
+        {"id": call["id"]} if isinstance(call, Mapping) and isinstance(call.get("id"), str) else {}
+    )
+    return {
+        **given,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": dict(arguments)},
+    }
 
 
 def _tools(tools: object) -> str:
@@ -235,8 +264,11 @@ def _tools(tools: object) -> str:
         tools = _json_of(tools)
     if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
         raise BadRowError("tools that are no list of functions")
-    # Bare functions, as some sets list them, in the OpenAI wrapping that templates and engines want.
-    wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+    # Bare functions, as some sets list them, in the OpenAI wrapping that templates and engines
+    # want.
+    wrapped = [
+        tool if "function" in tool else {"type": "function", "function": tool} for tool in tools
+    ]
     return _canonical(wrapped) if wrapped else ""
 
 

@@ -1,9 +1,11 @@
-"""Prompts that the target writes itself: its chat template, open at a user's turn, is the whole question.
+"""Prompts that the target writes itself: its chat template, open at a user's turn, is the whole
+question.
 
-A model tuned on chats continues an open user turn with what users asked in its tuning data (Xu et al. 2024, "Magpie",
-arXiv:2406.08464). So a drafter can be trained where no prompts are at hand, and on more kinds of prompts than the
-sources have. The prompts are kept in a file per target and added to when more are wanted; filters, duplicate search and
-decontamination treat them as any other source's.
+A model tuned on chats continues an open user turn with what users asked in its tuning data (Xu et
+al. 2024, "Magpie", arXiv:2406.08464). So a drafter can be trained where no prompts are at hand, and
+on more kinds of prompts than the sources have. The prompts are kept in a file per target and added
+to when more are wanted; filters, duplicate search and decontamination treat them as any other
+source's.
 """
 
 from __future__ import annotations
@@ -27,9 +29,13 @@ from components.settings import CurationSettings, SourceSettings
 TEMPERATURE = 1.0
 """The target's own distribution: below it, prompts repeat."""
 SURPLUS = 1.7
-"""Written for one wanted: some run past the length limit, some are duplicates or fall to the filters."""
+"""Written for one wanted: some run past the length limit, some are duplicates or fall to the
+filters.
+"""
 LONGEST_TOKENS = 96
-"""What goes on for longer seldom ends: of 120 prompts of the demo target 92 ended by 96 tokens, no more by 128."""
+"""What goes on for longer seldom ends: of 120 prompts of the demo target 92 ended by 96 tokens, no
+more by 128.
+"""
 REPORT_INTERVAL_S = 4.0
 _MARK = "MarkOfTheUser"
 
@@ -55,12 +61,15 @@ def open_turn(tokenizer: Any, *, name: str) -> OpenTurn:
     """
     text = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
     if text.count(_MARK) != 1:
-        raise CurationError(f"the chat template of {name} does not show a user's words once", got=text[:200])
+        raise CurationError(
+            f"the chat template of {name} does not show a user's words once", got=text[:200]
+        )
     before, after = text.split(_MARK)
     ending = after.strip()
     if not ending:
         raise CurationError(
-            f"the chat template of {name} does not mark the end of a user's turn, so the target cannot write prompts",
+            f"the chat template of {name} does not mark the end of a user's turn, so the target "
+            "cannot write prompts",
             got=text[-80:],
             fix="Leave sources of kind 'target' out of the recipe.",
         )
@@ -84,7 +93,8 @@ def with_written_prompts(
     request_timeout_s: float = 300.0,
     stop_after_s: float | None = None,
 ) -> CurationSettings:
-    """Let the target write what sources of kind 'target' need; the same settings with the file's path in them.
+    """Let the target write what sources of kind 'target' need; the same settings with the file's
+    path in them.
 
     Args:
         settings: of the recipe.
@@ -105,7 +115,11 @@ def with_written_prompts(
     turn = open_turn(renderer_of(Path(target.path), name=target.name).tokenizer, name=target.name)
     path = _path(settings, target, folder)
     writer = _Writer(turn, path, settings=settings, progress=progress, stop_after_s=stop_after_s)
-    asyncio.run(writer.write(EngineClient(engine_url, model, timeout_s=request_timeout_s), num_wanted=wanted))
+    asyncio.run(
+        writer.write(
+            EngineClient(engine_url, model, timeout_s=request_timeout_s), num_wanted=wanted
+        )
+    )
     return settings.model_copy(update={"sources": _with_path(settings.sources, path)})
 
 
@@ -124,20 +138,24 @@ def _num_wanted(settings: CurationSettings) -> int:
 
 def _path(settings: CurationSettings, target: TargetRef, folder: Path) -> Path:
     key = {
-        "fingerprint": target.fingerprint.digest, "max_tokens": _longest(settings), "temperature": TEMPERATURE
-    }  # fmt: skip
+        "fingerprint": target.fingerprint.digest,
+        "max_tokens": _longest(settings),
+        "temperature": TEMPERATURE,
+    }
     return folder / f"prompts-{digest_json(key)[:16]}.jsonl"
 
 
 def _with_path(sources: Sequence[SourceSettings], path: Path) -> tuple[SourceSettings, ...]:
     return tuple(
-        source.model_copy(update={"path": str(path)}) if source.kind == "target" else source for source in sources
+        source.model_copy(update={"path": str(path)}) if source.kind == "target" else source
+        for source in sources
     )
 
 
 class _Writer:
-    """Adds prompts to a file until it holds enough lines. A line is a prompt, or null for one that never ended, so that
-    a rerun does not ask for it again."""
+    """Adds prompts to a file until it holds enough lines. A line is a prompt, or null for one that
+    never ended, so that a rerun does not ask for it again.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,9 @@
-"""Coding prompts from Python's own standard library: real functions, real docstrings, nothing to download.
+"""Coding prompts from Python's own standard library: real functions, real docstrings, nothing to
+download.
 
-A prompt is the head of a documented function (signature and docstring), as it stands or behind a short request; the
-target writes the body, so what is learned is how this target codes, not how CPython does.
+A prompt is the head of a documented function (signature and docstring), as it stands or behind a
+short request; the target writes the body, so what is learned is how this target codes, not how
+CPython does.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from pathlib import Path
 from components.errors import CurationError
 
 MIN_DOC_CHARS, MAX_HEAD_CHARS = 50, 700
-LEFT_OUT = frozenset({"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "__pycache__"})
+LEFT_OUT = frozenset(
+    {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "__pycache__"}
+)
 REQUESTS = (
     "",
     "Complete the following Python function.\n\n",
@@ -32,7 +36,9 @@ def stdlib_prompts(*, seed: int) -> Iterator[tuple[str, str]]:
         CurationError: this Python has no standard library as source files.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    files = sorted(path for path in root.rglob("*.py") if LEFT_OUT.isdisjoint(path.relative_to(root).parts))
+    files = sorted(
+        path for path in root.rglob("*.py") if LEFT_OUT.isdisjoint(path.relative_to(root).parts)
+    )
     if not files:
         raise CurationError("source 'python_stdlib' found no source files", got=root)
     shuffler = random.Random(seed)
@@ -43,11 +49,16 @@ def stdlib_prompts(*, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def _heads(path: Path) -> Iterator[tuple[str, str]]:
-    """Name and head of each documented function of a module; a file that is not plain Python text has none."""
+    """Name and head of each documented function of a module; a file that is not plain Python text
+    has none.
+    """
     try:
         text = path.read_text()
         tree = ast.parse(text)
-    except (UnicodeDecodeError, SyntaxError):  # the library ships broken files on purpose, for its own tests
+    except (
+        UnicodeDecodeError,
+        SyntaxError,
+    ):  # the library ships broken files on purpose, for its own tests
         return
     lines = text.splitlines()
     for node in ast.walk(tree):

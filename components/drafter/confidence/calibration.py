@@ -1,17 +1,21 @@
-"""Calibration of the confidence head, so that a product of its scores is the probability that a prefix is accepted.
+"""Calibration of the confidence head, so that a product of its scores is the probability that a
+prefix is accepted.
 
-The head says for each draft position k how likely draft k is accepted, given that the drafts before it were. It is
-trained on the overlap of target and draft distribution, which is that probability under rejection sampling. A greedy
-engine accepts a draft when it is the target's argmax, which happens more or less often than the overlap says, and a
-head trained for minutes is over- or underconfident besides. Sequential temperature scaling corrects both, position by
-position from k = 1, the positions before it fixed:
+The head says for each draft position k how likely draft k is accepted, given that the drafts before
+it were. It is trained on the overlap of target and draft distribution, which is that probability
+under rejection sampling. A greedy engine accepts a draft when it is the target's argmax, which
+happens more or less often than the overlap says, and a head trained for minutes is over- or
+underconfident besides. Sequential temperature scaling corrects both, position by position from k =
+1, the positions before it fixed:
 
     S_k = S_{k-1} sigmoid(logit_k / t_k + b_k),  S_0 = 1
-    (t_k, b_k) minimise  - mean( y_k log S_k + (1 - y_k) log(1 - S_k) ),  y_k = 1 where drafts 1..k are all accepted
+    (t_k, b_k) minimise  - mean( y_k log S_k + (1 - y_k) log(1 - S_k) ),  y_k = 1 where drafts 1..k
+    are all accepted
 
-The temperature is Guo et al.'s (arXiv:1706.04599). The bias makes it Platt scaling (1999); a temperature alone leaves a
-score of one half where it is, and so cannot move the mean from one event to the other: on the demo's drafter it leaves
-an ECE of 0.020, with the bias it is 0.006 (docs/lab-notes.md).
+The temperature is Guo et al.'s (arXiv:1706.04599). The bias makes it Platt scaling (1999); a
+temperature alone leaves a score of one half where it is, and so cannot move the mean from one event
+to the other: on the demo's drafter it leaves an ECE of 0.020, with the bias it is 0.006
+(docs/lab-notes.md).
 
 Shapes: N blocks, K draft positions.
 """
@@ -32,14 +36,20 @@ from components.drafter.confidence.thresholds import best_threshold
 from components.errors import ConfigError, TrainingError
 
 GREEDY_PREFIX_MATCH = "drafts 1..k all equal the target's argmax"
-"""The event at temperature 0; what a survival is the probability of unless the caller brings another."""
+"""The event at temperature 0; what a survival is the probability of unless the caller brings
+another.
+"""
 
 COST_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
-"""Prices of a draft token that a calibration carries thresholds for: from an idle accelerator, where verifying one more
-token is nearly free, to one so busy that it costs as much as a step of its own."""
+"""Prices of a draft token that a calibration carries thresholds for: from an idle accelerator,
+where verifying one more token is nearly free, to one so busy that it costs as much as a step of its
+own.
+"""
 
 MIN_EVENTS = 10
-"""Accepted prefixes, and refused ones, that a position needs to be fitted; with fewer, two parameters fit noise."""
+"""Accepted prefixes, and refused ones, that a position needs to be fitted; with fewer, two
+parameters fit noise.
+"""
 
 MAX_TEMPERATURE = 20.0
 """And least temperature's inverse. Bounds what a head that knows nothing is fitted to."""
@@ -62,7 +72,9 @@ def survival(logits_NK: ArrayLike, calibration: Calibration | None = None) -> Ar
     """
     logits = np.asarray(logits_NK, float)
     if logits.ndim != 2:
-        raise ConfigError("confidence logits", got=f"shape {logits.shape}", expected="[blocks, draft positions]")
+        raise ConfigError(
+            "confidence logits", got=f"shape {logits.shape}", expected="[blocks, draft positions]"
+        )
     scaling = _Scaling.identity(logits.shape[1])
     if calibration is not None:
         scaling = _Scaling(np.array(calibration.temperatures), np.array(calibration.biases))
@@ -90,19 +102,21 @@ def fit_calibration(
     seed: int = 0,
     target_weights: str | None = None,
 ) -> Calibration:
-    """Fit temperatures (and biases) on held-out blocks, and measure them on blocks they were not fitted on.
+    """Fit temperatures (and biases) on held-out blocks, and measure them on blocks they were not
+    fitted on.
 
-    Cross-fitting by conversation, because blocks of one conversation overlap and are alike: conversations are dealt to
-    `num_folds` folds, each fold's blocks are scored by parameters fitted on all other folds, and the figures are of
-    these scores. The parameters that are kept are fitted on all blocks, so they are, if anything, better than measured.
+    Cross-fitting by conversation, because blocks of one conversation overlap and are alike:
+    conversations are dealt to `num_folds` folds, each fold's blocks are scored by parameters fitted
+    on all other folds, and the figures are of these scores. The parameters that are kept are fitted
+    on all blocks, so they are, if anything, better than measured.
 
-    A position with fewer than MIN_EVENTS accepted or refused prefixes keeps temperature 1 and bias 0, and
-    `is_fitted` says so. With one conversation nothing can be measured and nothing is fitted.
+    A position with fewer than MIN_EVENTS accepted or refused prefixes keeps temperature 1 and bias
+    0, and `is_fitted` says so. With one conversation nothing can be measured and nothing is fitted.
 
     Args:
         logits_NK: [N, K] of the confidence head, where valid.
-        accepted_NK: [N, K] whether draft k was accepted, given that the ones before it were; any event of that form,
-            as greedy match or a draw of rejection sampling.
+        accepted_NK: [N, K] whether draft k was accepted, given that the ones before it were; any
+            event of that form, as greedy match or a draw of rejection sampling.
         conversations_N: [N] conversation of each block, any labels.
         valid_NK: [N, K] slots that exist, none after one that does not; None: all.
         event: of `accepted_NK`, for the record.
@@ -121,7 +135,9 @@ def fit_calibration(
     num_used_folds = int(folds_N.max()) + 1
     identity = _Scaling.identity(data.logits_NK.shape[1])
     is_measurable = num_used_folds > 1
-    scaling, is_fitted = _fit(data, with_bias=with_bias) if is_measurable else (identity, (False,) * identity.size)
+    scaling, is_fitted = (
+        _fit(data, with_bias=with_bias) if is_measurable else (identity, (False,) * identity.size)
+    )
     before_NK = identity.survival(data.logits_NK)
     after_NK = _cross_fitted(data, folds_N, with_bias=with_bias) if is_measurable else before_NK
     before, before_by_position = _figures(data, before_NK, num_bins)
@@ -139,13 +155,16 @@ def fit_calibration(
         before_by_position=before_by_position,
         after_by_position=after_by_position,
         thresholds=tuple(
-            best_threshold(after_NK, data.accepted_NK, ratio, valid_NK=data.valid_NK) for ratio in cost_ratios
+            best_threshold(after_NK, data.accepted_NK, ratio, valid_NK=data.valid_NK)
+            for ratio in cost_ratios
         ),
         target_weights=target_weights,
     )
 
 
-def _cross_fitted(data: _Blocks, folds_N: NDArray[np.int64], *, with_bias: bool) -> NDArray[np.float64]:
+def _cross_fitted(
+    data: _Blocks, folds_N: NDArray[np.int64], *, with_bias: bool
+) -> NDArray[np.float64]:
     """[N, K] survivals, each block's by parameters fitted on the other folds."""
     survival_NK = np.empty_like(data.logits_NK)
     for fold in range(int(folds_N.max()) + 1):
@@ -172,13 +191,17 @@ class _Scaling:
     def survival(self, logits_NK: Array) -> Array:
         num = logits_NK.shape[1]
         # Summed logarithms: a product of many small factors would vanish before its order is lost.
-        log_NK = log_expit(logits_NK / self.temperatures_K[:num] + self.biases_K[:num]).cumsum(axis=1)
+        log_NK = log_expit(logits_NK / self.temperatures_K[:num] + self.biases_K[:num]).cumsum(
+            axis=1
+        )
         return np.asarray(np.exp(log_NK))
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """`accepted_NK` and `survived_NK` (drafts 1..k all accepted) mean something where `valid_NK`."""
+    """`accepted_NK` and `survived_NK` (drafts 1..k all accepted) mean something where
+    `valid_NK`.
+    """
 
     logits_NK: Array
     accepted_NK: Mask
@@ -188,26 +211,41 @@ class _Blocks:
 
     @classmethod
     def checked(
-        cls, logits_NK: ArrayLike, accepted_NK: ArrayLike, conversations_N: ArrayLike, valid_NK: ArrayLike | None
+        cls,
+        logits_NK: ArrayLike,
+        accepted_NK: ArrayLike,
+        conversations_N: ArrayLike,
+        valid_NK: ArrayLike | None,
     ) -> _Blocks:
         logits, accepted = np.asarray(logits_NK, float), np.asarray(accepted_NK, bool)
         valid = np.ones(logits.shape, bool) if valid_NK is None else np.asarray(valid_NK, bool)
         conversations = np.asarray(conversations_N)
-        if logits.ndim != 2 or not logits.shape == accepted.shape == valid.shape or conversations.ndim != 1:
+        if (
+            logits.ndim != 2
+            or not logits.shape == accepted.shape == valid.shape
+            or conversations.ndim != 1
+        ):
             raise TrainingError(
                 "logits, acceptances and validity of blocks do not belong together",
                 got=(logits.shape, accepted.shape, valid.shape, conversations.shape),
                 expected="[N, K] each, and [N] conversations",
             )
-        if len(conversations) != len(logits) or not valid.any() or (valid[:, 1:] & ~valid[:, :-1]).any():
+        if (
+            len(conversations) != len(logits)
+            or not valid.any()
+            or (valid[:, 1:] & ~valid[:, :-1]).any()
+        ):
             raise TrainingError(
                 "blocks that cannot be calibrated on",
-                got=f"{len(logits)} blocks of {len(conversations)} conversations, {int(valid.sum())} valid slots",
-                expected="a conversation per block, and valid slots that begin at position 1 without a gap",
+                got=f"{len(logits)} blocks of {len(conversations)} conversations, "
+                f"{int(valid.sum())} valid slots",
+                expected="a conversation per block, and valid slots that begin at position 1 "
+                "without a gap",
             )
         if not np.isfinite(logits[valid]).all():
             raise TrainingError(
-                "a confidence logit is not finite", got=float(logits[valid][~np.isfinite(logits[valid])][0])
+                "a confidence logit is not finite",
+                got=float(logits[valid][~np.isfinite(logits[valid])][0]),
             )
         survived = np.logical_and.accumulate(accepted, axis=1)
         return cls(np.where(valid, logits, 0.0), accepted, survived, valid, conversations)
@@ -235,7 +273,11 @@ def _fit(data: _Blocks, *, with_bias: bool) -> tuple[_Scaling, tuple[bool, ...]]
     scaling, is_fitted = _Scaling.identity(num_positions), []
     log_before_N = np.zeros(len(data.logits_NK))
     for k in range(num_positions):
-        valid_N, logits_N, survived_N = data.valid_NK[:, k], data.logits_NK[:, k], data.survived_NK[:, k]
+        valid_N, logits_N, survived_N = (
+            data.valid_NK[:, k],
+            data.logits_NK[:, k],
+            data.survived_NK[:, k],
+        )
         num_survived = int(survived_N[valid_N].sum())
         is_fitted.append(MIN_EVENTS <= num_survived <= int(valid_N.sum()) - MIN_EVENTS)
         if is_fitted[-1]:
@@ -246,7 +288,9 @@ def _fit(data: _Blocks, *, with_bias: bool) -> tuple[_Scaling, tuple[bool, ...]]
     return scaling, tuple(is_fitted)
 
 
-def _fit_position(logits_N: Array, log_before_N: Array, survived_N: Mask, *, with_bias: bool) -> tuple[float, float]:
+def _fit_position(
+    logits_N: Array, log_before_N: Array, survived_N: Mask, *, with_bias: bool
+) -> tuple[float, float]:
     """Temperature and bias of least negative log-likelihood, by L-BFGS-B on (log t, b) from (0, 0).
 
     The search never accepts a worse point, so the fit is at least as likely as no calibration.
@@ -258,15 +302,20 @@ def _fit_position(logits_N: Array, log_before_N: Array, survived_N: Mask, *, wit
         scale = np.exp(-point[0])
         z_N = logits_N * scale + point[1]
         log_yes_N, log_no_N = log_expit(z_N), log_expit(-z_N)
-        # 1 - S sigmoid(z) = (1 - S) + S sigmoid(-z), without the cancellation where both factors are near 1.
+        # 1 - S sigmoid(z) = (1 - S) + S sigmoid(-z), without the cancellation where both factors
+        # are near 1.
         log_refused_N = np.logaddexp(log_lost_N, log_before_N + log_no_N)
         value_N = np.where(survived_N, log_yes_N, log_refused_N)
         fall_N = np.exp(log_before_N + log_yes_N + log_no_N - log_refused_N)
         slope_N = np.where(survived_N, np.exp(log_no_N), -fall_N)
-        return -float(value_N.mean()), -np.array([(slope_N * logits_N).mean() * -scale, slope_N.mean()])
+        return -float(value_N.mean()), -np.array(
+            [(slope_N * logits_N).mean() * -scale, slope_N.mean()]
+        )
 
     limit, bias = float(np.log(MAX_TEMPERATURE)), MAX_BIAS if with_bias else 0.0
-    found = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-limit, limit), (-bias, bias)])
+    found = minimize(
+        loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-limit, limit), (-bias, bias)]
+    )
     return float(np.exp(found.x[0])), float(found.x[1])
 
 
@@ -280,4 +329,6 @@ def _figures(
         for k, valid_N in enumerate(valid_NK.T)
         if valid_N.any()
     )
-    return reliability_figures(survival_NK[valid_NK], survived_NK[valid_NK], num_bins=num_bins), by_position
+    return reliability_figures(
+        survival_NK[valid_NK], survived_NK[valid_NK], num_bins=num_bins
+    ), by_position

@@ -1,17 +1,19 @@
 """How well predicted probabilities fit what happened. Pure: numpy and scipy.
 
-Expected calibration error (Naeini et al., "Obtaining Well Calibrated Probabilities Using Bayesian Binning", AAAI 2015;
-Guo et al., arXiv:1706.04599), with s a score and y in {0, 1} its outcome, over bins B of n_B of all n scores:
+Expected calibration error (Naeini et al., "Obtaining Well Calibrated Probabilities Using Bayesian
+Binning", AAAI 2015; Guo et al., arXiv:1706.04599), with s a score and y in {0, 1} its outcome, over
+bins B of n_B of all n scores:
 
     ECE = sum_B n_B / n |mean_B s - mean_B y|
 
-Bins hold equally many scores, not equal widths: survivals of late positions crowd near 0, where equal widths would put
-most of them into one bin and hide their errors in its mean.
+Bins hold equally many scores, not equal widths: survivals of late positions crowd near 0, where
+equal widths would put most of them into one bin and hide their errors in its mean.
 
-The ECE of right scores is not 0: a bin's accepted share scatters by sqrt(sum s (1 - s)) / n_B. `ece_floor` is what
-that alone makes to expect, so an ECE at its floor cannot be told from a perfect one. With 15 bins and scores spread
-evenly over 0 to 1 it is 0.038 for 1,024 independent scores, 0.014 for 8,192 and 0.0085 for 20,000. Blocks of one
-conversation are alike, so the true floor is somewhat higher.
+The ECE of right scores is not 0: a bin's accepted share scatters by sqrt(sum s (1 - s)) / n_B.
+`ece_floor` is what that alone makes to expect, so an ECE at its floor cannot be told from a perfect
+one. With 15 bins and scores spread evenly over 0 to 1 it is 0.038 for 1,024 independent scores,
+0.014 for 8,192 and 0.0085 for 20,000. Blocks of one conversation are alike, so the true floor is
+somewhat higher.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ NUM_HISTOGRAM_BINS = 40
 Array = NDArray[np.float64]
 
 
-def expected_calibration_error(scores_N: ArrayLike, outcomes_N: ArrayLike, *, num_bins: int = NUM_BINS) -> float:
+def expected_calibration_error(
+    scores_N: ArrayLike, outcomes_N: ArrayLike, *, num_bins: int = NUM_BINS
+) -> float:
     """ECE over bins of equally many scores, 0 to 1; formula and sources above.
 
     Args:
@@ -50,8 +54,8 @@ def expected_calibration_error(scores_N: ArrayLike, outcomes_N: ArrayLike, *, nu
 def expected_floor(scores_N: ArrayLike, *, num_bins: int = NUM_BINS) -> float:
     """The ECE to expect where every outcome is drawn, independently, with its score's probability.
 
-    sum_B sqrt(2 / pi * sum_{i in B} s_i (1 - s_i)) / N: a bin's error is nearly normal, and E|x| of a centred normal
-    is sqrt(2 / pi) times its standard deviation.
+    sum_B sqrt(2 / pi * sum_{i in B} s_i (1 - s_i)) / N: a bin's error is nearly normal, and E|x| of
+    a centred normal is sqrt(2 / pi) times its standard deviation.
     """
     scores = np.asarray(scores_N, float)
     *_, variance = _bin_sums(scores, np.zeros_like(scores), num_bins)
@@ -59,7 +63,8 @@ def expected_floor(scores_N: ArrayLike, *, num_bins: int = NUM_BINS) -> float:
 
 
 def brier_score(scores_N: ArrayLike, outcomes_N: ArrayLike) -> float:
-    """mean (s - y)^2, 0 to 1 (Brier, "Verification of forecasts expressed in terms of probability", 1950).
+    """mean (s - y)^2, 0 to 1 (Brier, "Verification of forecasts expressed in terms of probability",
+    1950).
 
     Raises:
         TrainingError: as `expected_calibration_error`.
@@ -69,7 +74,8 @@ def brier_score(scores_N: ArrayLike, outcomes_N: ArrayLike) -> float:
 
 
 def auc(scores_N: ArrayLike, outcomes_N: ArrayLike) -> float | None:
-    """Probability that a positive has a higher score than a negative, ties counting one half; None without both.
+    """Probability that a positive has a higher score than a negative, ties counting one half; None
+    without both.
 
     By ranks, mean rank among ties (Mann & Whitney 1947): (R_1 - n_1 (n_1 + 1) / 2) / (n_1 n_0).
 
@@ -86,7 +92,9 @@ def auc(scores_N: ArrayLike, outcomes_N: ArrayLike) -> float | None:
     return float((ranks - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))
 
 
-def reliability_figures(scores_N: ArrayLike, outcomes_N: ArrayLike, *, num_bins: int = NUM_BINS) -> ReliabilityFigures:
+def reliability_figures(
+    scores_N: ArrayLike, outcomes_N: ArrayLike, *, num_bins: int = NUM_BINS
+) -> ReliabilityFigures:
     """Everything that is reported and drawn of one set of scores.
 
     Raises:
@@ -113,7 +121,8 @@ def reliability_figures(scores_N: ArrayLike, outcomes_N: ArrayLike, *, num_bins:
 
 def _bin_sums(scores: Array, outcomes: Array, num_bins: int) -> tuple[Array, Array, Array, Array]:
     """Per bin with scores, by rising score: how many, sum of scores, of outcomes, of s (1 - s)."""
-    # By mean rank, not by place in a sort: equal scores share a bin, so the order of the blocks cannot matter.
+    # By mean rank, not by place in a sort: equal scores share a bin, so the order of the blocks
+    # cannot matter.
     bins = ((rankdata(scores) - 0.5) / len(scores) * num_bins).astype(int)
     used = np.bincount(bins, minlength=num_bins) > 0
 

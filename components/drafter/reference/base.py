@@ -1,10 +1,12 @@
 """What the reference decoder asks of a drafter, whichever algorithm it follows.
 
-A step of the decoder: `propose` drafts after each sequence's anchor, the target verifies them, `extend_context` tells
-the drafter what was committed. The anchor is the token committed last: the target has not run it yet, so it has no aux
-states, and it is the last of the context's `next_ids_BT`.
+A step of the decoder: `propose` drafts after each sequence's anchor, the target verifies them,
+`extend_context` tells the drafter what was committed. The anchor is the token committed last: the
+target has not run it yet, so it has no aux states, and it is the last of the context's
+`next_ids_BT`.
 
-Shapes: B sequences, T context tokens, L aux layers, H hidden, K draft tokens, V draft vocabulary, W target vocabulary.
+Shapes: B sequences, T context tokens, L aux layers, H hidden, K draft tokens, V draft vocabulary, W
+target vocabulary.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class ContextRows:
     aux_BTLH: torch.Tensor
     """The residual stream after each aux layer."""
     next_ids_BT: torch.Tensor
-    """The token after each position, int64: committed too, or the anchor at the last valid position."""
+    """The token after each position, int64: committed too, or the anchor at the last valid
+    position.
+    """
     num_valid_B: torch.Tensor
     """How many of the T positions each sequence committed, at least 1; int64."""
 
@@ -48,18 +52,19 @@ class Proposal:
     confidence_BK: torch.Tensor | None
     """Logits of the confidence head, float32; None where none was asked for.
 
-    Position k's comes from the backbone's state, which no draft enters, and from the token before k: it is a function
-    of the context, the anchor and the drafts 1..k-1, never of draft k.
+    Position k's comes from the backbone's state, which no draft enters, and from the token before
+    k: it is a function of the context, the anchor and the drafts 1..k-1, never of draft k.
     """
 
 
 class Scheduler(Protocol):
     """Decides how many drafts of each sequence are verified.
 
-    Decoding stays lossless only if draft k is cut or kept by what was known before it was drawn: `num_scheduled >= k`
-    may depend on confidence logits 1..k alone (see `Proposal.confidence_BK`). Confidence k+1 is a function of draft k,
-    so a scheduler that looks past k verifies draft k more often for some tokens than for others: rejection sampling
-    then no longer sees x_k ~ q_k. A prefix rule, "stop at the first k whose confidences so far fall short", is safe.
+    Decoding stays lossless only if draft k is cut or kept by what was known before it was drawn:
+    `num_scheduled >= k` may depend on confidence logits 1..k alone (see `Proposal.confidence_BK`).
+    Confidence k+1 is a function of draft k, so a scheduler that looks past k verifies draft k more
+    often for some tokens than for others: rejection sampling then no longer sees x_k ~ q_k. A
+    prefix rule, "stop at the first k whose confidences so far fall short", is safe.
     """
 
     def num_scheduled(self, confidence_logits_NK: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -96,8 +101,12 @@ class ReferenceDrafter(ABC):
         """Append what was committed; drafts proposed before are forgotten."""
 
     @abstractmethod
-    def propose(self, choose: Choose, *, num_draft_tokens: int, with_confidence: bool = False) -> Proposal:
-        """Draft K = `num_draft_tokens` tokens, at least 1, after each anchor; the context stays as it is."""
+    def propose(
+        self, choose: Choose, *, num_draft_tokens: int, with_confidence: bool = False
+    ) -> Proposal:
+        """Draft K = `num_draft_tokens` tokens, at least 1, after each anchor; the context stays as
+        it is.
+        """
 
     def select(self, rows_N: torch.Tensor) -> None:
         """Keep only the sequences at these batch rows, in this order."""

@@ -1,18 +1,22 @@
-"""Reference decoder: exact propose-verify-commit in plain PyTorch, over a batch, to check served drafting by.
+"""Reference decoder: exact propose-verify-commit in plain PyTorch, over a batch, to check served
+drafting by.
 
 One step (Leviathan et al., arXiv:2211.17192), with the anchor x_0 = the token committed last:
-  propose  x_k from q_k, left to right, k = 1..K (DSpark and DFlash: one block; EAGLE-3: chained, one row per draft)
-  cut      a scheduler may keep only the first drafts of a sequence
-  verify   one pass of the target over [x_0, x_1..x_K] gives p_1..p_{K+1}; keep x_k while u < p_k(x_k) / q_k(x_k)
-  commit   the kept drafts and one token more: from max(p_k - q_k, 0), normalised, at the first refusal, else p_{K+1}
-At temperature 0 both sides take the argmax. The committed tokens have the target's own distribution either way.
+  propose  x_k from q_k, left to right, k = 1..K (DSpark and DFlash: one block; EAGLE-3: chained,
+  one row per draft) cut      a scheduler may keep only the first drafts of a sequence
+  verify   one pass of the target over [x_0, x_1..x_K] gives p_1..p_{K+1}; keep x_k while u <
+  p_k(x_k) / q_k(x_k) commit   the kept drafts and one token more: from max(p_k - q_k, 0),
+  normalised, at the first refusal, else p_{K+1}
+At temperature 0 both sides take the argmax. The committed tokens have the target's own distribution
+either way.
 
-Sequences of a batch have lengths of their own and commit different numbers of tokens in a step (`reference_cache`);
-those that are done leave the batch. In float32 a sequence's greedy tokens do not depend on what it is batched with, but
-for ties.
+Sequences of a batch have lengths of their own and commit different numbers of tokens in a step
+(`reference_cache`); those that are done leave the batch. In float32 a sequence's greedy tokens do
+not depend on what it is batched with, but for ties.
 
-Shapes: B sequences, N of them still decoding, T tokens, S positions, L aux layers, H hidden, K draft tokens,
-R = K + 1 rows of a verification, V draft vocabulary, W target vocabulary, M new tokens.
+Shapes: B sequences, N of them still decoding, T tokens, S positions, L aux layers, H hidden, K
+draft tokens, R = K + 1 rows of a verification, V draft vocabulary, W target vocabulary, M new
+tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +42,14 @@ from components.drafter.reference.target import ReferenceTarget
 from components.drafter.reference.verify import Sampler
 from components.errors import CheckpointError, ConfigError
 
-__all__ = ["TIE_GAP", "ReferenceDecoder", "ReferenceOutput", "ReferenceProposal", "ReferenceStep", "load_drafter"]
+__all__ = [
+    "TIE_GAP",
+    "ReferenceDecoder",
+    "ReferenceOutput",
+    "ReferenceProposal",
+    "ReferenceStep",
+    "load_drafter",
+]
 
 DRAFTERS: dict[str, type[BlockDrafter] | type[Eagle3Drafter]] = {
     "dspark": BlockDrafter,
@@ -51,12 +62,15 @@ def load_drafter(checkpoint_path: Path, target: TargetParts) -> ReferenceDrafter
     """The drafter whose algorithm the checkpoint names.
 
     Raises:
-        CheckpointError: it cannot be read, or is of an algorithm or a layout the reference does not know.
+        CheckpointError: it cannot be read, or is of an algorithm or a layout the reference does not
+            know.
     """
     checkpoint = Checkpoint.read(Path(checkpoint_path))
     if checkpoint.algorithm not in DRAFTERS:
         raise CheckpointError(
-            "no drafter the reference can decode with", got=checkpoint.algorithm, expected=" or ".join(DRAFTERS)
+            "no drafter the reference can decode with",
+            got=checkpoint.algorithm,
+            expected=" or ".join(DRAFTERS),
         )
     return DRAFTERS[checkpoint.algorithm](checkpoint, target)
 
@@ -139,14 +153,15 @@ class ReferenceDecoder:
             generator: of the random draws, on the decoder's device; None for torch's own.
             ignore_eos: go on after the target's end tokens.
             num_draft_tokens: K of each step; None for what the checkpoint was trained for.
-            scheduler: cuts each sequence's drafts before they are verified; needs a confidence head.
+            scheduler: cuts each sequence's drafts before they are verified; needs a confidence
+                head.
 
         Returns:
             One output per prompt, in order.
 
         Raises:
-            ConfigError: an empty prompt, nothing wanted, a negative temperature, a generator of another device, or a
-                scheduler for a drafter without a confidence head.
+            ConfigError: an empty prompt, nothing wanted, a negative temperature, a generator of
+                another device, or a scheduler for a drafter without a confidence head.
         """
         loop = DecodeLoop(
             self.target,
@@ -171,34 +186,51 @@ class ReferenceDecoder:
         num_draft_tokens: int | None = None,
         scheduler: Scheduler | None = None,
     ) -> torch.Tensor:
-        """New tokens alone, [B, max_new_tokens] int64, of many sequences; end tokens do not end one.
+        """New tokens alone, [B, max_new_tokens] int64, of many sequences; end tokens do not end
+        one.
 
-        Arguments and errors are those of `generate_batch`; no step is recorded, which for thousands of short sequences
-        would take longer than decoding them.
+        Arguments and errors are those of `generate_batch`; no step is recorded, which for thousands
+        of short sequences would take longer than decoding them.
         """
         sampler = Sampler(temperature, generator)
-        loop = DecodeLoop(self.target, self.drafter, sampler, num_draft_tokens=num_draft_tokens, scheduler=scheduler)
+        loop = DecodeLoop(
+            self.target,
+            self.drafter,
+            sampler,
+            num_draft_tokens=num_draft_tokens,
+            scheduler=scheduler,
+        )
         return loop.decode(prompts, max_new_tokens).new_tokens(max_new_tokens, loop.end_ids_E)
 
     @torch.inference_mode()
-    def propose_after(self, token_ids: Sequence[int], *, num_draft_tokens: int | None = None) -> ReferenceProposal:
-        """Greedy drafts after a committed sequence, computed from nothing: no cache of an earlier step is used.
+    def propose_after(
+        self, token_ids: Sequence[int], *, num_draft_tokens: int | None = None
+    ) -> ReferenceProposal:
+        """Greedy drafts after a committed sequence, computed from nothing: no cache of an earlier
+        step is used.
 
         Args:
-            token_ids: prompt and committed tokens; the last is the anchor, at least one comes before it.
+            token_ids: prompt and committed tokens; the last is the anchor, at least one comes
+                before it.
             num_draft_tokens: K of this step; None for what the checkpoint was trained for.
 
         Raises:
             ConfigError: fewer than two tokens, or K below 1.
         """
-        loop = DecodeLoop(self.target, self.drafter, Sampler(0.0, None), num_draft_tokens=num_draft_tokens)
+        loop = DecodeLoop(
+            self.target, self.drafter, Sampler(0.0, None), num_draft_tokens=num_draft_tokens
+        )
         if len(token_ids) < 2:
-            raise ConfigError("nothing to draft after", got=f"{len(token_ids)} tokens", expected="at least 2")
+            raise ConfigError(
+                "nothing to draft after", got=f"{len(token_ids)} tokens", expected="at least 2"
+            )
         num_context = len(token_ids) - 1
         context_1T = torch.tensor([list(token_ids[:-1])], device=self.device)
         next_ids_1T = torch.tensor([list(token_ids[1:])], device=self.device)
         self.target.reset(batch_size=1, num_slots=num_context)
-        _, aux_1TLH = self.target.extend(context_1T, keep_T=torch.tensor([num_context - 1], device=self.device))
+        _, aux_1TLH = self.target.extend(
+            context_1T, keep_T=torch.tensor([num_context - 1], device=self.device)
+        )
         self.drafter.reset(batch_size=1, num_slots=num_context + loop.num_draft_tokens + 1)
         num_valid_1 = torch.tensor([num_context], device=self.device)
         self.drafter.extend_context(ContextRows(aux_1TLH, next_ids_1T, num_valid_1))
@@ -215,5 +247,7 @@ def _outputs(batch: Batch, tokens_BM: torch.Tensor) -> list[ReferenceOutput]:
             steps[row].append(step)
     return [
         ReferenceOutput(tuple(token for token in row if token >= 0), tuple(row_steps), gap)
-        for row, row_steps, gap in zip(tokens_BM.tolist(), steps, batch.first_gaps_B.tolist(), strict=True)
+        for row, row_steps, gap in zip(
+            tokens_BM.tolist(), steps, batch.first_gaps_B.tolist(), strict=True
+        )
     ]

@@ -1,9 +1,11 @@
-"""Decoder layers of the reference drafters in plain PyTorch, from the tensors of a checkpoint alone.
+"""Decoder layers of the reference drafters in plain PyTorch, from the tensors of a checkpoint
+alone.
 
-Part of the reference that served drafting is checked against, so it shares no code with speculators' or vLLM's models.
+Part of the reference that served drafting is checked against, so it shares no code with
+speculators' or vLLM's models.
 
-Shapes: B sequences, T tokens, S slots, H hidden, I input of a projection, N query heads, G key heads, D head size,
-V draft vocabulary, W target vocabulary.
+Shapes: B sequences, T tokens, S slots, H hidden, I input of a projection, N query heads, G key
+heads, D head size, V draft vocabulary, W target vocabulary.
 """
 
 from __future__ import annotations
@@ -55,13 +57,16 @@ class Checkpoint:
         """Read a checkpoint's folder.
 
         Raises:
-            CheckpointError: files are missing or broken, or layers are of a kind the reference does not know.
+            CheckpointError: files are missing or broken, or layers are of a kind the reference does
+                not know.
         """
         try:
             config = json.loads((folder / "config.json").read_text())
             tensors = load_file(folder / "model.safetensors")
         except (OSError, ValueError, SafetensorError) as error:
-            raise CheckpointError("the drafter checkpoint cannot be read", got=f"{folder}: {error}") from None
+            raise CheckpointError(
+                "the drafter checkpoint cannot be read", got=f"{folder}: {error}"
+            ) from None
         layers = config.get("transformer_layer_config") or {}
         if layers.get("model_type") not in ARCHITECTURES:
             raise CheckpointError(
@@ -71,7 +76,9 @@ class Checkpoint:
             )
         strange = set(layers.get("layer_types") or ()) - {"full_attention"}
         if strange:
-            raise CheckpointError("the reference knows full attention only", got=", ".join(sorted(strange)))
+            raise CheckpointError(
+                "the reference knows full attention only", got=", ".join(sorted(strange))
+            )
         return cls(config, tensors)
 
     @property
@@ -118,7 +125,9 @@ class DraftLayers:
         rotation: tuple[torch.Tensor, torch.Tensor],
         cache: SlotCache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's keys and values of `states_BTI` into the cache; returns all that it holds, [B, G, S, D]."""
+        """Write a layer's keys and values of `states_BTI` into the cache; returns all that it
+        holds, [B, G, S, D].
+        """
         prefix = f"layers.{layer}.self_attn."
         keys_BGTD = self._rotate(self._normed_heads(states_BTI, f"{prefix}k"), rotation)
         return cache.update(keys_BGTD, self._heads(states_BTI, f"{prefix}v"), layer)
@@ -131,7 +140,9 @@ class DraftLayers:
         cache: SlotCache,
         mask_B1TS: torch.Tensor,
     ) -> torch.Tensor:
-        """Attention output [B, T, H] of normed states, whose own keys and values are written first."""
+        """Attention output [B, T, H] of normed states, whose own keys and values are written
+        first.
+        """
         prefix = f"layers.{layer}.self_attn."
         query_BNTD = self._rotate(self._normed_heads(states_BTI, f"{prefix}q"), rotation)
         keys_BGSD, values_BGSD = self.store(layer, states_BTI, rotation, cache)
@@ -145,7 +156,9 @@ class DraftLayers:
         prefix = f"layers.{layer}."
         normed_BTH = self.norm(hidden_BTH, f"{prefix}post_attention_layernorm")
         gate_BTI = ACT2FN[self.config.hidden_act](self.linear(normed_BTH, f"{prefix}mlp.gate_proj"))
-        return self.linear(gate_BTI * self.linear(normed_BTH, f"{prefix}mlp.up_proj"), f"{prefix}mlp.down_proj")
+        return self.linear(
+            gate_BTI * self.linear(normed_BTH, f"{prefix}mlp.up_proj"), f"{prefix}mlp.down_proj"
+        )
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Draft logits [..., V], float32, of states [..., H] after the final norm."""
@@ -153,24 +166,40 @@ class DraftLayers:
 
     def linear(self, states: torch.Tensor, name: str) -> torch.Tensor:
         """The projection called `name`, with its bias where the checkpoint has one."""
-        return functional.linear(states, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        return functional.linear(
+            states, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        )
 
     def norm(self, states: torch.Tensor, name: str) -> torch.Tensor:
         """RMS norm over the last dimension, computed in float32 (arXiv:1910.07467)."""
         weight = self.weights[f"{name}.weight"]
-        normed = functional.rms_norm(states.float(), weight.shape, weight.float(), self.config.rms_norm_eps)
+        normed = functional.rms_norm(
+            states.float(), weight.shape, weight.float(), self.config.rms_norm_eps
+        )
         return normed.to(self.dtype)
 
     def _heads(self, states_BTI: torch.Tensor, name: str) -> torch.Tensor:
-        return self.linear(states_BTI, f"{name}_proj").unflatten(2, (-1, self.config.head_dim)).transpose(1, 2)
+        return (
+            self.linear(states_BTI, f"{name}_proj")
+            .unflatten(2, (-1, self.config.head_dim))
+            .transpose(1, 2)
+        )
 
     def _normed_heads(self, states_BTI: torch.Tensor, name: str) -> torch.Tensor:
         heads_BNTD = self._heads(states_BTI, name)
         # Qwen3 norms queries and keys per head; Llama does not.
-        return self.norm(heads_BNTD, f"{name}_norm") if f"{name}_norm.weight" in self.weights else heads_BNTD
+        return (
+            self.norm(heads_BNTD, f"{name}_norm")
+            if f"{name}_norm.weight" in self.weights
+            else heads_BNTD
+        )
 
-    def _rotate(self, heads_BNTD: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Rotary position embedding, halves layout: x cos + (-x2, x1) sin (RoFormer, arXiv:2104.09864)."""
+    def _rotate(
+        self, heads_BNTD: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """Rotary position embedding, halves layout: x cos + (-x2, x1) sin (RoFormer,
+        arXiv:2104.09864).
+        """
         cos_B1TD, sin_B1TD = rotation
         first, second = heads_BNTD.chunk(2, dim=-1)
         return heads_BNTD * cos_B1TD + torch.cat([-second, first], dim=-1) * sin_B1TD

@@ -1,7 +1,9 @@
-"""The loop of the reference decoder: propose, cut, verify, commit, for every sequence of a batch that is not done.
+"""The loop of the reference decoder: propose, cut, verify, commit, for every sequence of a batch
+that is not done.
 
-Shapes: B sequences, N of them still decoding, T tokens, S positions, L aux layers, H hidden, K draft tokens,
-R = K + 1 rows of a verification, V draft vocabulary, W target vocabulary, M new tokens, E end tokens.
+Shapes: B sequences, N of them still decoding, T tokens, S positions, L aux layers, H hidden, K
+draft tokens, R = K + 1 rows of a verification, V draft vocabulary, W target vocabulary, M new
+tokens, E end tokens.
 """
 
 from __future__ import annotations
@@ -39,15 +41,21 @@ class Batch:
     steps: list[BatchStep] = field(default_factory=list)
 
     def append(self, committed_NR: torch.Tensor, num_committed_N: torch.Tensor) -> None:
-        """Write committed tokens of the sequences still decoding; what follows them is written over later."""
+        """Write committed tokens of the sequences still decoding; what follows them is written over
+        later.
+        """
         starts_N = self.prompt_lengths_B[self.rows_N] + self.num_new_B[self.rows_N]
-        columns_NR = starts_N[:, None] + torch.arange(committed_NR.shape[1], device=committed_NR.device)
+        columns_NR = starts_N[:, None] + torch.arange(
+            committed_NR.shape[1], device=committed_NR.device
+        )
         self.token_ids_BS[self.rows_N[:, None], columns_NR] = committed_NR
         self.num_new_B[self.rows_N] += num_committed_N
 
     def new_tokens(self, max_new_tokens: int, end_ids_E: torch.Tensor) -> torch.Tensor:
         """[B, M] tokens after the prompts, int64; -1 after the first end token."""
-        columns_BM = self.prompt_lengths_B[:, None] + torch.arange(max_new_tokens, device=self.token_ids_BS.device)
+        columns_BM = self.prompt_lengths_B[:, None] + torch.arange(
+            max_new_tokens, device=self.token_ids_BS.device
+        )
         tokens_BM = self.token_ids_BS.gather(1, columns_BM)
         is_end_BM = torch.isin(tokens_BM, end_ids_E).long()
         return tokens_BM.masked_fill(is_end_BM.cumsum(1) - is_end_BM > 0, -1)
@@ -69,16 +77,24 @@ class DecodeLoop:
     ) -> None:
         self.target, self.drafter, self.device = target, drafter, target.device
         self.sampler, self.scheduler, self.keep_steps = sampler, scheduler, keep_steps
-        self.num_draft_tokens = self.drafter.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
+        self.num_draft_tokens = (
+            self.drafter.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
+        )
         self._check()
         self.end_ids_E = torch.tensor(list(end_ids), dtype=torch.long, device=self.device)
 
     def _check(self) -> None:
         generator = self.sampler.generator
         if self.num_draft_tokens < 1:
-            raise ConfigError("nothing to draft", got=f"{self.num_draft_tokens} draft tokens", expected="at least 1")
+            raise ConfigError(
+                "nothing to draft",
+                got=f"{self.num_draft_tokens} draft tokens",
+                expected="at least 1",
+            )
         if generator is not None and generator.device.type != self.device.type:
-            raise ConfigError("the generator is of another device", got=generator.device, expected=self.device)
+            raise ConfigError(
+                "the generator is of another device", got=generator.device, expected=self.device
+            )
         if self.scheduler is not None and not self.drafter.has_confidence:
             raise ConfigError(
                 "a scheduler needs confidence, and the drafter has no confidence head",
@@ -90,7 +106,8 @@ class DecodeLoop:
         if not prompts or not all(prompts) or max_new_tokens < 1 or self.sampler.temperature < 0:
             raise ConfigError(
                 "nothing to decode",
-                got=f"prompts of {sorted({len(prompt) for prompt in prompts})} tokens, {max_new_tokens} new, "
+                got=f"prompts of {sorted({len(prompt) for prompt in prompts})} tokens, "
+                f"{max_new_tokens} new, "
                 f"temperature {self.sampler.temperature}",
                 expected="prompts and new tokens of at least one, temperature >= 0",
             )
@@ -104,7 +121,9 @@ class DecodeLoop:
     def _start(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Batch:
         """Run the prompts and commit each one's first token, which no draft decides."""
         lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
-        prompts_BT = pad_sequence([torch.tensor(list(prompt)) for prompt in prompts], batch_first=True).to(self.device)
+        prompts_BT = pad_sequence(
+            [torch.tensor(list(prompt)) for prompt in prompts], batch_first=True
+        ).to(self.device)
         batch_size, num_columns = prompts_BT.shape
         num_slots = num_columns + max_new_tokens + self.num_draft_tokens + 1
         self.target.reset(batch_size=batch_size, num_slots=num_slots)
@@ -113,12 +132,16 @@ class DecodeLoop:
         self.target.advance(lengths_B)
         rows_B = torch.arange(batch_size, device=self.device)
         last_BW = logits_BTW[rows_B, places_B]
-        token_ids_BS = torch.cat([prompts_BT, prompts_BT.new_zeros(batch_size, num_slots - num_columns)], dim=1)
+        token_ids_BS = torch.cat(
+            [prompts_BT, prompts_BT.new_zeros(batch_size, num_slots - num_columns)], dim=1
+        )
         num_new_B = torch.zeros_like(lengths_B)
         batch = Batch(token_ids_BS, lengths_B, num_new_B, rows_B, top2_gaps(last_BW))
         batch.append(self.sampler(last_BW)[:, None], torch.ones_like(lengths_B))
         self.drafter.reset(batch_size=batch_size, num_slots=num_slots)
-        self.drafter.extend_context(ContextRows(aux_BTLH, token_ids_BS[:, 1 : num_columns + 1], lengths_B))
+        self.drafter.extend_context(
+            ContextRows(aux_BTLH, token_ids_BS[:, 1 : num_columns + 1], lengths_B)
+        )
         return batch
 
     def _drop_finished(self, batch: Batch, max_new_tokens: int) -> None:
@@ -142,12 +165,16 @@ class DecodeLoop:
         positions_N = self.target.lengths_B
         anchor_ids_N = batch.token_ids_BS[batch.rows_N, positions_N]
         proposal = self.drafter.propose(
-            self.sampler, num_draft_tokens=self.num_draft_tokens, with_confidence=self.scheduler is not None
+            self.sampler,
+            num_draft_tokens=self.num_draft_tokens,
+            with_confidence=self.scheduler is not None,
         )
         num_scheduled_N = self._schedule(proposal)
         num_verified = int(num_scheduled_N.max())
         drafts_NK = proposal.draft_ids_BK[:, :num_verified]
-        logits_NRW, aux_NRLH = self.target.extend(torch.cat([anchor_ids_N[:, None], drafts_NK], dim=1))
+        logits_NRW, aux_NRLH = self.target.extend(
+            torch.cat([anchor_ids_N[:, None], drafts_NK], dim=1)
+        )
         verification = self._verify(proposal, drafts_NK, logits_NRW, num_scheduled_N)
         committed_NR = verification.committed_BR(drafts_NK)
         num_committed_N = verification.num_accepted_B + 1
@@ -178,13 +205,18 @@ class DecodeLoop:
         if wanted.shape != (num_sequences,) or not np.isin(wanted, np.arange(num_drafts + 1)).all():
             raise ConfigError(
                 "the scheduler answered no number of drafts",
-                got=f"{wanted.dtype} of shape {wanted.shape}, {wanted.min(initial=0)}..{wanted.max(initial=0)}",
+                got=f"{wanted.dtype} of shape {wanted.shape}, "
+                f"{wanted.min(initial=0)}..{wanted.max(initial=0)}",
                 expected=f"integers of shape ({num_sequences},), 0..{num_drafts}",
             )
         return torch.as_tensor(wanted.astype(np.int64), device=self.device)
 
     def _verify(
-        self, proposal: Proposal, drafts_NK: torch.Tensor, logits_NRW: torch.Tensor, num_scheduled_N: torch.Tensor
+        self,
+        proposal: Proposal,
+        drafts_NK: torch.Tensor,
+        logits_NRW: torch.Tensor,
+        num_scheduled_N: torch.Tensor,
     ) -> Verification:
         if self.sampler.temperature == 0:
             return verify_greedy(drafts_NK, logits_NRW, num_scheduled_B=num_scheduled_N)

@@ -1,14 +1,17 @@
 """The sequential heads of DSpark: the Markov head's logit bias and the confidence head's logit.
 
-Definitions are speculators' (`models/dspark/model_definitions.py`, read, not copied), e = W1[previous token], h = the
-backbone's state at the slot, after the final norm:
+Definitions are speculators' (`models/dspark/model_definitions.py`, read, not copied), e =
+W1[previous token], h = the backbone's state at the slot, after the final norm:
   vanilla  bias = W2 e                                                  no state
   gated    bias = W2 (sigmoid(A [h; e] + a) * e)                        no state
-  rnn      [g; c; o] = J [s; e; h] + j,  s' = sigmoid(g) s + (1 - sigmoid(g)) tanh(c),  bias = W2 tanh(o)
-           s is 0 before the block; in the fill-in layout slot 0 holds the anchor and is trained as one recurrent step,
-           with the anchor as its own previous token. Its bias is not used, its state is: drafting takes that step too.
-Confidence is a linear function of [h; e], or of h alone, whatever the Markov head's type: no recurrent state enters.
-vLLM 0.32.0 computes the vanilla bias for every `markov_head_type`, so gated and rnn heads can be decoded here alone.
+  rnn      [g; c; o] = J [s; e; h] + j,  s' = sigmoid(g) s + (1 - sigmoid(g)) tanh(c),  bias = W2
+  tanh(o)
+           s is 0 before the block; in the fill-in layout slot 0 holds the anchor and is trained as
+           one recurrent step, with the anchor as its own previous token. Its bias is not used, its
+           state is: drafting takes that step too.
+Confidence is a linear function of [h; e], or of h alone, whatever the Markov head's type: no
+recurrent state enters. vLLM 0.32.0 computes the vanilla bias for every `markov_head_type`, so gated
+and rnn heads can be decoded here alone.
 
 Shapes: B sequences, K draft tokens, H hidden, R Markov rank, C candidates, V draft vocabulary,
 W target vocabulary.
@@ -38,7 +41,9 @@ class MarkovHead:
 
     def __init__(self, layers: DraftLayers, *, head_type: str) -> None:
         if head_type not in HEAD_TYPES:
-            raise CheckpointError("no such Markov head", got=head_type, expected=" or ".join(HEAD_TYPES))
+            raise CheckpointError(
+                "no such Markov head", got=head_type, expected=" or ".join(HEAD_TYPES)
+            )
         self.head_type = head_type
         self._layers = layers
         self._w1_WR = layers.weights["markov_head.markov_w1.weight"]
@@ -58,10 +63,14 @@ class MarkovHead:
     def features(
         self, previous_ids_B: torch.Tensor, hidden_BH: torch.Tensor, state_BR: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What W2 is applied to [B, R] at the position after `previous_ids_B` (target ids), and the state after it."""
+        """What W2 is applied to [B, R] at the position after `previous_ids_B` (target ids), and the
+        state after it.
+        """
         embedding_BR = self.embed(previous_ids_B)
         if self.head_type == "gated":
-            gate_BR = self._layers.linear(torch.cat([hidden_BH, embedding_BR], dim=-1), "markov_head.gate_proj")
+            gate_BR = self._layers.linear(
+                torch.cat([hidden_BH, embedding_BR], dim=-1), "markov_head.gate_proj"
+            )
             return gate_BR.sigmoid() * embedding_BR, state_BR
         if self.head_type == "rnn":
             return self._step(embedding_BR, hidden_BH, state_BR)
@@ -78,7 +87,9 @@ class MarkovHead:
     def _step(
         self, embedding_BR: torch.Tensor, hidden_BH: torch.Tensor, state_BR: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        joint = self._layers.linear(torch.cat([state_BR, embedding_BR, hidden_BH], dim=-1), "markov_head.joint_proj")
+        joint = self._layers.linear(
+            torch.cat([state_BR, embedding_BR, hidden_BH], dim=-1), "markov_head.joint_proj"
+        )
         gate_BR, candidate_BR, output_BR = joint.chunk(3, dim=-1)
         keep_BR = gate_BR.sigmoid()
         return output_BR.tanh(), keep_BR * state_BR + (1 - keep_BR) * candidate_BR.tanh()

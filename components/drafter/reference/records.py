@@ -60,7 +60,9 @@ class ReferenceOutput:
 
     @property
     def acceptance_length(self) -> float:
-        """(accepted + steps) / steps: tokens per target step, the bonus token counted; 1.0 with no steps."""
+        """(accepted + steps) / steps: tokens per target step, the bonus token counted; 1.0 with no
+        steps.
+        """
         if not self.steps:
             return 1.0
         return 1.0 + sum(step.num_accepted for step in self.steps) / len(self.steps)
@@ -68,7 +70,9 @@ class ReferenceOutput:
 
 @dataclass(frozen=True)
 class BatchStep:
-    """One step of a batch, as tensors: N sequences still decoding, K drafts, at most K + 1 target rows (R)."""
+    """One step of a batch, as tensors: N sequences still decoding, K drafts, at most K + 1 target
+    rows (R).
+    """
 
     rows_N: torch.Tensor
     """Which sequences of the batch these are, int64."""
@@ -83,9 +87,15 @@ class BatchStep:
     def per_sequence(self) -> list[tuple[int, ReferenceStep]]:
         """(batch row, its step) for each of the N sequences."""
         columns = (
-            self.rows_N, self.positions_N, self.anchor_ids_N, self.draft_ids_NK, self.num_scheduled_N,
-            self.num_accepted_N, self.draft_gaps_NK, self.target_gaps_NR,
-        )  # fmt: skip
+            self.rows_N,
+            self.positions_N,
+            self.anchor_ids_N,
+            self.draft_ids_NK,
+            self.num_scheduled_N,
+            self.num_accepted_N,
+            self.draft_gaps_NK,
+            self.target_gaps_NR,
+        )
         return [
             (
                 row,

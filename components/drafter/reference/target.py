@@ -1,4 +1,5 @@
-"""The target of the reference decoder: a transformers model over a batch of sequences that grow unevenly.
+"""The target of the reference decoder: a transformers model over a batch of sequences that grow
+unevenly.
 
 Shapes: B sequences, T new tokens, L aux layers, H hidden, W target vocabulary.
 """
@@ -48,7 +49,8 @@ class ReferenceTarget:
         return self._lengths_B
 
     def capture(self, layer_ids: Sequence[int]) -> None:
-        """Keep the residual stream after each of `layer_ids` (1 is after the first layer), before any final norm.
+        """Keep the residual stream after each of `layer_ids` (1 is after the first layer), before
+        any final norm.
 
         Raises:
             CheckpointError: the drafter wants a layer that the target does not have.
@@ -56,11 +58,14 @@ class ReferenceTarget:
         layers = self.model.base_model.layers
         if not layer_ids or not all(1 <= layer_id <= len(layers) for layer_id in layer_ids):
             raise CheckpointError(
-                "the drafter's aux layers do not exist", got=tuple(layer_ids), expected=f"1..{len(layers)}"
+                "the drafter's aux layers do not exist",
+                got=tuple(layer_ids),
+                expected=f"1..{len(layers)}",
             )
         for layer_id in layer_ids:
             self._captured[layer_id] = torch.empty(0)
-            # A hook on the layer, not `output_hidden_states`: there, the last state has the final norm applied.
+            # A hook on the layer, not `output_hidden_states`: there, the last state has the final
+            # norm applied.
             layers[layer_id - 1].register_forward_hook(self._keeper(layer_id))
 
     def _keeper(self, layer_id: int) -> Any:
@@ -86,7 +91,9 @@ class ReferenceTarget:
         Returns:
             Logits [B, T or len(keep_T), W] in float32, and aux states [B, T, L, H] of all T tokens.
         """
-        positions_BT = self._lengths_B[:, None] + torch.arange(token_ids_BT.shape[1], device=self.device)
+        positions_BT = self._lengths_B[:, None] + torch.arange(
+            token_ids_BT.shape[1], device=self.device
+        )
         output = self.model(
             token_ids_BT,
             attention_mask=self._cache.aim(positions_BT, positions_BT),
@@ -98,7 +105,9 @@ class ReferenceTarget:
         return output.logits.float(), torch.stack(list(self._captured.values()), dim=2)
 
     def advance(self, num_tokens_B: torch.Tensor) -> None:
-        """Commit the first `num_tokens_B` of the tokens run last; what follows them is forgotten."""
+        """Commit the first `num_tokens_B` of the tokens run last; what follows them is
+        forgotten.
+        """
         self._lengths_B = self._lengths_B + num_tokens_B
 
     def select(self, rows_N: torch.Tensor) -> None:

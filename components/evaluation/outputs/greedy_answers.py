@@ -1,10 +1,12 @@
-"""Two greedy answers to one prompt, token by token: where they part first, and how far the gaps moved. Pure.
+"""Two greedy answers to one prompt, token by token: where they part first, and how far the gaps
+moved. Pure.
 
-**Why gaps.** A greedy token is the largest logit. Two computations of the same logits that round differently (another
-batch shape, another kernel) choose different tokens only where the gap between the best two is no larger than what
-rounding moves it by. So the plain engine's own gap at the first difference says whether rounding can explain it; and
-the change of the gaps between two runs of the plain engine, at *every* position of equal context and not only where
-the token flipped, says how much rounding moves gaps on this machine.
+**Why gaps.** A greedy token is the largest logit. Two computations of the same logits that round
+differently (another batch shape, another kernel) choose different tokens only where the gap between
+the best two is no larger than what rounding moves it by. So the plain engine's own gap at the first
+difference says whether rounding can explain it; and the change of the gaps between two runs of the
+plain engine, at *every* position of equal context and not only where the token flipped, says how
+much rounding moves gaps on this machine.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ from itertools import zip_longest
 from components.contracts import Divergence, SelfComparison
 
 NUM_TOP_LOGPROBS = 8
-"""Asked of the plain engine: the other answer's token is nearly always among them where rounding chose it."""
+"""Asked of the plain engine: the other answer's token is nearly always among them where rounding
+chose it.
+"""
 
 NEAR_GAP_NATS = 2.0
-"""Gaps wider than this do not count for how much rounding moves a gap: no rounding closes them, and they move by more
-than those that it can close (a logit's rounding grows with its distance from the best)."""
+"""Gaps wider than this do not count for how much rounding moves a gap: no rounding closes them, and
+they move by more than those that it can close (a logit's rounding grows with its distance from the
+best).
+"""
 
 TopLogprobs = tuple[tuple[int, float], ...]
 """(token id, log-probability) at one position, the most probable first."""
@@ -29,7 +35,9 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class GreedyAnswer:
-    """Token ids of an answer, an end token included, and per position the best tokens where they were asked for."""
+    """Token ids of an answer, an end token included, and per position the best tokens where they
+    were asked for.
+    """
 
     token_ids: tuple[int, ...]
     top: tuple[TopLogprobs, ...] = ()
@@ -48,8 +56,8 @@ def digest_tokens(token_ids: Sequence[int]) -> str:
 def divergence(plain: GreedyAnswer, other: GreedyAnswer) -> Divergence | None:
     """Where `other` parts from `plain` first, and `plain`'s margin there; None for equal answers.
 
-    An answer that ends where the other goes on parts there, without a margin: an end token is a token like any other,
-    so an answer that ends without one was cut.
+    An answer that ends where the other goes on parts there, without a margin: an end token is a
+    token like any other, so an answer that ends without one was cut.
     """
     pairs = zip_longest(plain.token_ids, other.token_ids)
     first = next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
@@ -66,7 +74,8 @@ def divergence(plain: GreedyAnswer, other: GreedyAnswer) -> Divergence | None:
 
 
 def gap_changes(plain: GreedyAnswer, again: GreedyAnswer) -> Iterator[float]:
-    """Changes, in nats, of the gap between `plain`'s two best tokens at every position of equal context.
+    """Changes, in nats, of the gap between `plain`'s two best tokens at every position of equal
+    context.
 
     Only gaps up to `NEAR_GAP_NATS` count, and positions at which `again` tells both tokens too.
     """
@@ -83,7 +92,9 @@ def gap_changes(plain: GreedyAnswer, again: GreedyAnswer) -> Iterator[float]:
 def compare_with_itself(
     plain: Mapping[str, GreedyAnswer], again: Mapping[str, GreedyAnswer], *, num_in_flight: int
 ) -> SelfComparison:
-    """The plain engine's answers against its own at `num_in_flight`, over the prompts that both hold."""
+    """The plain engine's answers against its own at `num_in_flight`, over the prompts that both
+    hold.
+    """
     common = sorted(plain.keys() & again.keys())
     changes = [change for name in common for change in gap_changes(plain[name], again[name])]
     return SelfComparison(
@@ -95,7 +106,11 @@ def compare_with_itself(
     )
 
 
-def divergences(plain: Mapping[str, GreedyAnswer], other: Mapping[str, GreedyAnswer]) -> dict[str, Divergence]:
+def divergences(
+    plain: Mapping[str, GreedyAnswer], other: Mapping[str, GreedyAnswer]
+) -> dict[str, Divergence]:
     """By prompt id, where `other` parts from `plain`; prompts of one of them alone are left out."""
-    found = {name: divergence(plain[name], other[name]) for name in sorted(plain.keys() & other.keys())}
+    found = {
+        name: divergence(plain[name], other[name]) for name in sorted(plain.keys() & other.keys())
+    }
     return {name: one for name, one in found.items() if one is not None}

@@ -1,4 +1,6 @@
-"""Many answers to a few prompts at a temperature, with the drafter and without: two samples of one distribution."""
+"""Many answers to a few prompts at a temperature, with the drafter and without: two samples of one
+distribution.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ def draw_outputs(
     settings: EvaluationSettings,
     request_timeout_s: float = 300,
     progress: Progress | None = None,
-    transports: tuple[httpx.AsyncBaseTransport | None, httpx.AsyncBaseTransport | None] = (None, None),
+    transports: tuple[httpx.AsyncBaseTransport | None, httpx.AsyncBaseTransport | None] = (
+        None,
+        None,
+    ),
 ) -> SampledOutputs:
-    """Draw the first `settings.draw_tokens` tokens of `num_draw_prompts` prompts `num_draws` times on both engines.
+    """Draw the first `settings.draw_tokens` tokens of `num_draw_prompts` prompts `num_draws` times
+    on both engines.
 
     At `settings.temperature`, which must be above 0. Must not be called from a running event loop.
 
@@ -41,7 +47,9 @@ def draw_outputs(
         EvaluationError: temperature 0, an engine that fails, or a prompt that does not fit.
     """
     if settings.temperature <= 0:
-        raise EvaluationError("greedy outputs are not drawn", got=f"temperature {settings.temperature:g}")
+        raise EvaluationError(
+            "greedy outputs are not drawn", got=f"temperature {settings.temperature:g}"
+        )
     chosen = list(prompts[: settings.num_draw_prompts])
     drawn = []
     for endpoint, transport in zip((candidate, plain), transports, strict=True):
@@ -57,7 +65,10 @@ def draw_outputs(
 
 
 async def _draw(
-    client: EngineClient, prompts: Sequence[Prompt], settings: EvaluationSettings, progress: Progress | None
+    client: EngineClient,
+    prompts: Sequence[Prompt],
+    settings: EvaluationSettings,
+    progress: Progress | None,
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     repeated = [prompt for _ in range(settings.num_draws) for prompt in prompts]
     async with client:

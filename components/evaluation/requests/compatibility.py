@@ -1,7 +1,8 @@
-"""What a plain engine serves and a drafting one refuses or answers wrongly: one table per engine version and method.
+"""What a plain engine serves and a drafting one refuses or answers wrongly: one table per engine
+version and method.
 
-vLLM 0.32 refuses `min_p` and `logit_bias` with a drafter loaded (HTTP 400, `SamplingParams._validate_spec_decode`);
-which requests a release costs is measured, not read.
+vLLM 0.32 refuses `min_p` and `logit_bias` with a drafter loaded (HTTP 400,
+`SamplingParams._validate_spec_decode`); which requests a release costs is measured, not read.
 """
 
 from __future__ import annotations
@@ -28,10 +29,19 @@ from components.contracts import (
     now_utc,
 )
 from components.errors import ConfigError, EvaluationError
-from components.evaluation.requests.probes import Engine, Probe, baseline, probes, seed_probe, text_of
+from components.evaluation.requests.probes import (
+    Engine,
+    Probe,
+    baseline,
+    probes,
+    seed_probe,
+    text_of,
+)
 from components.settings import GateSettings
 
-SEED_NOT_SENT = "a seed ends a CPU engine: get_offset() of a CPU generator in vLLM 0.32's model runner"
+SEED_NOT_SENT = (
+    "a seed ends a CPU engine: get_offset() of a CPU generator in vLLM 0.32's model runner"
+)
 RULE = "requests served"
 
 Result = tuple[Served, str]
@@ -56,7 +66,8 @@ def compatibility_of(
     timeout_s: float = 120,
     transport: httpx.BaseTransport | None = None,
 ) -> CompatibilityTable:
-    """The table of this engine version, drafting method and device: from `folder`, or measured now and kept there.
+    """The table of this engine version, drafting method and device: from `folder`, or measured now
+    and kept there.
 
     A file that does not hold every kind of request of today's probes is measured anew.
 
@@ -94,11 +105,12 @@ def measure_compatibility(
     timeout_s: float = 120,
     transport: httpx.BaseTransport | None = None,
 ) -> CompatibilityTable:
-    """Send every kind of request to both engines, each engine one at a time. Arguments as `compatibility_of`.
+    """Send every kind of request to both engines, each engine one at a time. Arguments as
+    `compatibility_of`.
 
     Raises:
-        EvaluationError: an engine does not answer, or ends at a request, which is named; the two are of different
-            versions or limits; a plain chat request is not served.
+        EvaluationError: an engine does not answer, or ends at a request, which is named; the two
+            are of different versions or limits; a plain chat request is not served.
     """
 
     def probe(endpoint: ArmEndpoint) -> Probed:
@@ -114,7 +126,8 @@ def measure_compatibility(
     if len(versions) > 1 or len(lengths) > 1:
         raise EvaluationError(
             "the plain and the drafting engine differ in more than drafting",
-            got=f"versions {', '.join(sorted(versions))}; context lengths {', '.join(map(str, sorted(lengths)))}",
+            got=f"versions {', '.join(sorted(versions))}; context lengths "
+            f"{', '.join(map(str, sorted(lengths)))}",
         )
     rows = [_row(feature, *(one.results[feature] for one in told)) for feature in FEATURES]
     return CompatibilityTable(
@@ -127,17 +140,23 @@ def measure_compatibility(
     )
 
 
-def compatibility_rule(table: CompatibilityTable | None, settings: GateSettings) -> RuleResult | None:
-    """Requests of `gate.required_requests` that the plain engine serves are served by the drafting one.
+def compatibility_rule(
+    table: CompatibilityTable | None, settings: GateSettings
+) -> RuleResult | None:
+    """Requests of `gate.required_requests` that the plain engine serves are served by the drafting
+    one.
 
-    Others that are lost are told in the detail. What the plain engine itself does not serve is no loss. None where
-    nothing is required and nothing was measured; inconclusive where something is required and nothing was measured.
+    Others that are lost are told in the detail. What the plain engine itself does not serve is no
+    loss. None where nothing is required and nothing was measured; inconclusive where something is
+    required and nothing was measured.
     """
     required = settings.required_requests
     if table is None:
         if not required:
             return None
-        return RuleResult(rule=RULE, verdict=Verdict.INCONCLUSIVE, value=None, threshold=0, detail="not measured")
+        return RuleResult(
+            rule=RULE, verdict=Verdict.INCONCLUSIVE, value=None, threshold=0, detail="not measured"
+        )
     lost = [row for row in table.rows if row.is_lost and row.drafting is not Served.NOT_SENT]
     binding = [row for row in lost if row.feature in required]
     unknown = [name for name in required if all(row.feature != name for row in table.rows)]
@@ -145,9 +164,13 @@ def compatibility_rule(table: CompatibilityTable | None, settings: GateSettings)
     words = [f"with a drafter {row.drafting}: {row.feature} ({row.detail})" for row in binding]
     words += [f"not measured: {', '.join(unknown)}"] if unknown else []
     words += ["all required requests are served"] if not words else []
-    words += [f"also lost, not required: {', '.join(row.feature for row in others)}"] if others else []
+    words += (
+        [f"also lost, not required: {', '.join(row.feature for row in others)}"] if others else []
+    )
     verdict = Verdict.FAIL if binding else Verdict.INCONCLUSIVE if unknown else Verdict.PASS
-    return RuleResult(rule=RULE, verdict=verdict, value=len(binding), threshold=0, detail="; ".join(words))
+    return RuleResult(
+        rule=RULE, verdict=verdict, value=len(binding), threshold=0, detail="; ".join(words)
+    )
 
 
 def _kept(path: Path) -> CompatibilityTable | None:
@@ -160,12 +183,15 @@ def _kept(path: Path) -> CompatibilityTable | None:
     return table if tuple(row.feature for row in table.rows) == FEATURES else None
 
 
-def _probe_all(client: httpx.Client, endpoint: ArmEndpoint, device: str) -> tuple[Engine, dict[RequestFeature, Result]]:
+def _probe_all(
+    client: httpx.Client, endpoint: ArmEndpoint, device: str
+) -> tuple[Engine, dict[RequestFeature, Result]]:
     first = baseline(endpoint.model)
     status, body = _send(client, endpoint, first)
     if status != httpx.codes.OK:
         raise EvaluationError(
-            f"arm '{endpoint.arm}': a plain chat request is not served", got=f"HTTP {status}: {_refusal(body)}"
+            f"arm '{endpoint.arm}': a plain chat request is not served",
+            got=f"HTTP {status}: {_refusal(body)}",
         )
     engine = Engine(endpoint.model, _max_model_len(client, endpoint), text_of(body))
     todo = [first, *probes(engine), *([seed_probe(endpoint.model)] if device != "cpu" else [])]
@@ -188,14 +214,25 @@ def _result(probe: Probe, status: int, body: Any) -> Result:
 
 
 def _row(feature: RequestFeature, plain: Result, drafting: Result) -> CompatibilityRow:
-    words = [drafting[1]] if plain[1] == drafting[1] else [f"plain: {plain[1]}" if plain[1] else "", drafting[1]]
+    words = (
+        [drafting[1]]
+        if plain[1] == drafting[1]
+        else [f"plain: {plain[1]}" if plain[1] else "", drafting[1]]
+    )
     return CompatibilityRow(
-        feature=feature, plain=plain[0], drafting=drafting[0], detail="; ".join(word for word in words if word)
+        feature=feature,
+        plain=plain[0],
+        drafting=drafting[0],
+        detail="; ".join(word for word in words if word),
     )
 
 
-def _client(endpoint: ArmEndpoint, timeout_s: float, transport: httpx.BaseTransport | None) -> httpx.Client:
-    return httpx.Client(base_url=endpoint.url.rstrip("/"), timeout=timeout_s, transport=transport, trust_env=False)
+def _client(
+    endpoint: ArmEndpoint, timeout_s: float, transport: httpx.BaseTransport | None
+) -> httpx.Client:
+    return httpx.Client(
+        base_url=endpoint.url.rstrip("/"), timeout=timeout_s, transport=transport, trust_env=False
+    )
 
 
 def _send(client: httpx.Client, endpoint: ArmEndpoint, probe: Probe) -> tuple[int, Any]:
@@ -206,13 +243,15 @@ def _send(client: httpx.Client, endpoint: ArmEndpoint, probe: Probe) -> tuple[in
         raise EvaluationError(
             f"arm '{endpoint.arm}': the engine gave no answer to a request with {probe.feature}",
             got=f"{type(error).__name__} at {endpoint.url}",
-            fix="Look at the end of the engine's log: a request that ends an engine must not reach it.",
+            fix="Look at the end of the engine's log: a request that ends an engine must not "
+            "reach it.",
         ) from None
     if response.is_server_error and not _is_alive(client):
         raise EvaluationError(
             f"arm '{endpoint.arm}': the engine ended at a request with {probe.feature}",
             got=f"HTTP {response.status_code}: {' '.join(response.text.split())[:200]}",
-            fix="Look at the end of the engine's log: a request that ends an engine must not reach it.",
+            fix="Look at the end of the engine's log: a request that ends an engine must not "
+            "reach it.",
         )
     if response.is_success and probe.payload.get("stream"):
         return response.status_code, read_stream(response.text)
@@ -230,10 +269,14 @@ def _is_alive(client: httpx.Client) -> bool:
 
 
 def read_stream(text: str) -> dict[str, Any]:
-    """Server-sent events of a chat completion as one body, with the usage and whether the end was marked."""
+    """Server-sent events of a chat completion as one body, with the usage and whether the end was
+    marked.
+    """
     events = [line[5:].strip() for line in text.splitlines() if line.startswith("data:")]
     chunks = [json.loads(event) for event in events if event != "[DONE]"]
-    pieces = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+    pieces = [
+        choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]
+    ]
     return {
         "choices": [{"message": {"content": "".join(pieces)}}],
         "usage": chunks[-1].get("usage") if chunks else None,
@@ -249,7 +292,9 @@ def _max_model_len(client: httpx.Client, endpoint: ArmEndpoint) -> int:
     models = {one["id"]: one for one in _told(client, endpoint, "/v1/models")["data"]}
     if endpoint.model not in models:
         raise EvaluationError(
-            f"arm '{endpoint.arm}': the engine serves another model", got=", ".join(models), expected=endpoint.model
+            f"arm '{endpoint.arm}': the engine serves another model",
+            got=", ".join(models),
+            expected=endpoint.model,
         )
     return int(models[endpoint.model]["max_model_len"])
 
@@ -261,10 +306,13 @@ def _told(client: httpx.Client, endpoint: ArmEndpoint, path: str) -> dict[str, A
         told = response.json()
     except (httpx.HTTPError, ValueError) as error:
         raise EvaluationError(
-            f"arm '{endpoint.arm}': the engine does not tell {path}", got=f"{type(error).__name__} at {endpoint.url}"
+            f"arm '{endpoint.arm}': the engine does not tell {path}",
+            got=f"{type(error).__name__} at {endpoint.url}",
         ) from None
     if not isinstance(told, dict):
-        raise EvaluationError(f"arm '{endpoint.arm}': the engine's {path} is not what vLLM sends", got=told)
+        raise EvaluationError(
+            f"arm '{endpoint.arm}': the engine's {path} is not what vLLM sends", got=told
+        )
     return told
 
 

@@ -1,9 +1,10 @@
 """Requests that a plain engine serves, each with a check that the answer is what was asked for.
 
-All but two are chat completions of one short question; the ends of the context are completions of token ids, whose
-number is then known. A check returns what is wrong in words, or None. It looks at what the answer itself proves:
-with top-k 2, each token is among the two likeliest by the engine's own log-probabilities; with a repetition penalty
-of 1e6, no token comes twice. Presence and frequency penalties prove nothing in a short answer: it must be there.
+All but two are chat completions of one short question; the ends of the context are completions of
+token ids, whose number is then known. A check returns what is wrong in words, or None. It looks at
+what the answer itself proves: with top-k 2, each token is among the two likeliest by the engine's
+own log-probabilities; with a repetition penalty of 1e6, no token comes twice. Presence and
+frequency penalties prove nothing in a short answer: it must be there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ NUM_TOKENS = 12
 FILLER_TOKEN = 40
 """A plain token of any vocabulary: byte-level ones begin with the printable characters of ASCII."""
 LOGPROB_SLACK = 1e-3
-"""Nats: the log-probabilities of a step are told as float32 sums, and a tie may be told in either order."""
+"""Nats: the log-probabilities of a step are told as float32 sums, and a tie may be told in either
+order.
+"""
 MIN_P, TOP_P, REPETITION_PENALTY = 0.999, 0.01, 1e6
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -32,7 +35,9 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 @dataclass(frozen=True)
 class Engine:
-    """What the probes must know of an engine: its limits, and its own greedy answer to `QUESTION`."""
+    """What the probes must know of an engine: its limits, and its own greedy answer to
+    `QUESTION`.
+    """
 
     model: str
     max_model_len: int
@@ -63,17 +68,29 @@ def probes(engine: Engine) -> list[Probe]:
     sampled, told = {"temperature": 1.0}, {"logprobs": True, "top_logprobs": 3}
     stop = stop_string(engine.answer)
     return [
-        chat(model, "stream", {"stream": True, "stream_options": {"include_usage": True}}, _streamed),
+        chat(
+            model, "stream", {"stream": True, "stream_options": {"include_usage": True}}, _streamed
+        ),
         chat(model, "max_tokens_1", {"max_tokens": 1}, _ends_at(1)),
         chat(model, "empty_message", {"messages": [{"role": "user", "content": ""}]}, _has_tokens),
         chat(model, "n", sampled | {"n": 2}, _has_two_choices),
         chat(model, "logprobs", told, _has_logprobs),
         chat(model, "stop", {"stop": [stop]}, _stops_before(stop)),
-        chat(model, "json_schema", {"response_format": _RESPONSE_FORMAT, "max_tokens": 96}, _follows_schema),
+        chat(
+            model,
+            "json_schema",
+            {"response_format": _RESPONSE_FORMAT, "max_tokens": 96},
+            _follows_schema,
+        ),
         chat(model, "tool_choice_none", {"tools": [_TOOL], "tool_choice": "none"}, _calls_no_tool),
         chat(model, "top_k", sampled | told | {"top_k": 2}, _among_likeliest(2)),
         chat(model, "top_p", sampled | told | {"top_p": TOP_P}, _among_likeliest(1)),
-        chat(model, "min_p", sampled | told | {"min_p": MIN_P}, _among_likeliest(1, slack=-math.log(MIN_P))),
+        chat(
+            model,
+            "min_p",
+            sampled | told | {"min_p": MIN_P},
+            _among_likeliest(1, slack=-math.log(MIN_P)),
+        ),
         chat(
             model,
             "repetition_penalty",
@@ -82,7 +99,12 @@ def probes(engine: Engine) -> list[Probe]:
         ),
         chat(model, "presence_penalty", {"presence_penalty": 1.5}, _has_answer),
         chat(model, "frequency_penalty", {"frequency_penalty": 1.5}, _has_answer),
-        chat(model, "logit_bias", {"logit_bias": {str(FILLER_TOKEN): 100}, "return_token_ids": True}, _is_all_filler),
+        chat(
+            model,
+            "logit_bias",
+            {"logit_bias": {str(FILLER_TOKEN): 100}, "return_token_ids": True},
+            _is_all_filler,
+        ),
         _at_the_end(engine, "end_of_context", 0, _ends_at(NUM_TOKENS)),
         _at_the_end(engine, "past_the_context", 1, None),
     ]
@@ -94,7 +116,9 @@ def seed_probe(model: str) -> Probe:
 
 
 def stop_string(answer: str) -> str:
-    """Three characters from within an engine's own answer, so that asking again must come upon them."""
+    """Three characters from within an engine's own answer, so that asking again must come upon
+    them.
+    """
     middle = len(answer) // 2
     for start in (*range(middle, len(answer) - 2), *range(1, middle)):
         piece = answer[start : start + 3]
@@ -113,12 +137,18 @@ def _chat(model: str, feature: RequestFeature, changes: Mapping[str, Any], check
     return Probe(feature, CHAT, payload | dict(changes), check)
 
 
-def _at_the_end(engine: Engine, feature: RequestFeature, num_too_many: int, check: Check | None) -> Probe:
+def _at_the_end(
+    engine: Engine, feature: RequestFeature, num_too_many: int, check: Check | None
+) -> Probe:
     """A prompt that leaves room for `NUM_TOKENS` less `num_too_many`."""
     prompt = [FILLER_TOKEN] * (engine.max_model_len - NUM_TOKENS + num_too_many)
     payload = {
-        "model": engine.model, "prompt": prompt, "temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True,
-    }  # fmt: skip
+        "model": engine.model,
+        "prompt": prompt,
+        "temperature": 0.0,
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+    }
     return Probe(feature, COMPLETIONS, payload, check)
 
 
@@ -140,7 +170,11 @@ _TOOL = {
     "function": {
         "name": "tide",
         "description": "The tide at a place.",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string"}},
+            "required": ["place"],
+        },
     },
 }
 
@@ -172,7 +206,9 @@ def _has_two_choices(body: Body) -> str | None:
     choices = body["choices"]
     if len(choices) != 2 or sorted(choice["index"] for choice in choices) != [0, 1]:
         return f"{len(choices)} choices; asked for 2"
-    return None if all(choice["message"]["content"] for choice in choices) else "a choice without text"
+    return (
+        None if all(choice["message"]["content"] for choice in choices) else "a choice without text"
+    )
 
 
 def _has_logprobs(body: Body) -> str | None:
@@ -181,7 +217,11 @@ def _has_logprobs(body: Body) -> str | None:
         return f"log-probabilities of {len(entries)} of {body['usage']['completion_tokens']} tokens"
     if any(len(entry["top_logprobs"]) < 3 for entry in entries):
         return "fewer than 3 alternatives at a token"
-    return None if all(math.isfinite(e["logprob"]) and e["logprob"] <= 0 for e in entries) else "not a log-probability"
+    return (
+        None
+        if all(math.isfinite(e["logprob"]) and e["logprob"] <= 0 for e in entries)
+        else "not a log-probability"
+    )
 
 
 def _stops_before(stop: str) -> Check:
@@ -205,7 +245,11 @@ def _follows_schema(body: Body) -> str | None:
 
 
 def _calls_no_tool(body: Body) -> str | None:
-    return "a tool was called" if body["choices"][0]["message"].get("tool_calls") else _has_answer(body)
+    return (
+        "a tool was called"
+        if body["choices"][0]["message"].get("tool_calls")
+        else _has_answer(body)
+    )
 
 
 def _among_likeliest(num: int, *, slack: float = 0.0) -> Check:
@@ -215,7 +259,10 @@ def _among_likeliest(num: int, *, slack: float = 0.0) -> Check:
         for place, entry in enumerate(_entries(body)):
             best = sorted((top["logprob"] for top in entry["top_logprobs"]), reverse=True)
             if entry["logprob"] < best[num - 1] - slack - LOGPROB_SLACK:
-                return f"token {place} at {entry['logprob']:.3f} nats, the {num}. likeliest at {best[num - 1]:.3f}"
+                return (
+                    f"token {place} at {entry['logprob']:.3f} nats, the {num}. likeliest at "
+                    f"{best[num - 1]:.3f}"
+                )
         return _has_answer(body)
 
     return check
@@ -239,7 +286,11 @@ def _streamed(body: Body) -> str | None:
         return "the stream did not end with [DONE]"
     if not body["usage"]:
         return "no usage at the end"
-    return None if body["choices"][0]["message"]["content"] and body["usage"]["completion_tokens"] else "no text"
+    return (
+        None
+        if body["choices"][0]["message"]["content"] and body["usage"]["completion_tokens"]
+        else "no text"
+    )
 
 
 def _entries(body: Body) -> list[dict[str, Any]]:

@@ -15,7 +15,11 @@ from components.evaluation.rules.estimated import (
 )
 from components.evaluation.statistics.bootstrap import bootstrap_relative_difference
 from components.evaluation.statistics.estimate import Estimate, threshold_verdict
-from components.evaluation.statistics.ratios import estimate_relative_difference, holm, non_inferiority_verdicts
+from components.evaluation.statistics.ratios import (
+    estimate_relative_difference,
+    holm,
+    non_inferiority_verdicts,
+)
 from components.settings import GateSettings
 
 SUPERIOR = "superior overall"
@@ -23,14 +27,20 @@ SUPERIOR = "superior overall"
 Pair = tuple[list[PromptMeasurement], list[PromptMeasurement]]
 
 
-def non_inferiority(candidate: ArmReport, champion: ArmReport, settings: GateSettings) -> list[RuleResult]:
-    """One rule per slice: candidate's acceptance length is at most the margin below the champion's, same prompts.
+def non_inferiority(
+    candidate: ArmReport, champion: ArmReport, settings: GateSettings
+) -> list[RuleResult]:
+    """One rule per slice: candidate's acceptance length is at most the margin below the champion's,
+    same prompts.
 
     Raises:
         EvaluationError: the arms did not answer the same prompts.
     """
     ours, theirs = paired_prompts(candidate, champion)
-    pairs = {name: (members_of(ours, name), members_of(theirs, name)) for name in sorted(set(slices_of(ours)))}
+    pairs = {
+        name: (members_of(ours, name), members_of(theirs, name))
+        for name in sorted(set(slices_of(ours)))
+    }
     estimates = {name: _difference(pair) for name, pair in pairs.items()}
     verdicts = non_inferiority_verdicts(
         estimates,
@@ -39,7 +49,9 @@ def non_inferiority(candidate: ArmReport, champion: ArmReport, settings: GateSet
         alpha_fail=settings.alpha,
     )
     known = {name: one for name, one in estimates.items() if one is not None}
-    worse = holm({name: one.p_below(-settings.non_inferiority_margin) for name, one in known.items()})
+    worse = holm(
+        {name: one.p_below(-settings.non_inferiority_margin) for name, one in known.items()}
+    )
     better = holm({name: one.p_above(0.0) for name, one in known.items()})
     rules = []
     for name, pair in pairs.items():
@@ -66,7 +78,8 @@ def _slice_rule(
     verdict, note = pass_if_enough(verdict, estimate, num_prompts, settings)
     if p_values.get("better (Holm)", 1.0) <= settings.alpha:
         note = "; ".join(word for word in (note, "better than the champion here") if word)
-    # The interval of the level that the verdict rests on: a fail is one at `alpha`, which Holm only makes harder.
+    # The interval of the level that the verdict rests on: a fail is one at `alpha`, which Holm only
+    # makes harder.
     alpha = settings.alpha if verdict is Verdict.FAIL else settings.non_inferiority_alpha
     return estimated_rule(
         f"non-inferior on {name}",
@@ -83,7 +96,8 @@ def _slice_rule(
 
 
 def superiority(candidate: ArmReport, champion: ArmReport, settings: GateSettings) -> RuleResult:
-    """Candidate's acceptance length over all slices, in the recipe's proportions, is above the champion's.
+    """Candidate's acceptance length over all slices, in the recipe's proportions, is above the
+    champion's.
 
     Told for information unless the recipe requires it.
 
@@ -106,14 +120,17 @@ def superiority(candidate: ArmReport, champion: ArmReport, settings: GateSetting
         bootstrap=_bootstrap(pair, alpha=settings.alpha, settings=settings),
         p_values={"superior": estimate.p_above(0.0)} if estimate else {},
         binding=settings.require_superiority,
-        note="; ".join(word for word in (note, "" if settings.require_superiority else "not required") if word),
+        note="; ".join(
+            word for word in (note, "" if settings.require_superiority else "not required") if word
+        ),
     )
 
 
 def non_inferior_when_sampled(
     candidate: ArmReport, champion: ArmReport, *, temperature: float, settings: GateSettings
 ) -> RuleResult:
-    """As `non_inferiority`, over all slices at once: a further temperature is measured on few prompts.
+    """As `non_inferiority`, over all slices at once: a further temperature is measured on few
+    prompts.
 
     Raises:
         EvaluationError: the arms did not answer the same prompts.

@@ -1,4 +1,6 @@
-"""What a recipe asks of a report beside the rules of its gate, and the rules that the report answers it. Pure."""
+"""What a recipe asks of a report beside the rules of its gate, and the rules that the report
+answers it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class Asked:
         recipe: with its overlay.
         budget: name of the overlay.
         prompts: of all slices of the recipe.
-        champion_digest: of the drafter in service that the candidate must have been measured against; None: there is
-            none, or it has the candidate's weights.
+        champion_digest: of the drafter in service that the candidate must have been measured
+            against; None: there is none, or it has the candidate's weights.
     """
 
     recipe: Recipe
@@ -35,10 +37,11 @@ class Asked:
 
 
 def expected_loads(recipe: Recipe, *, num_draft_tokens: int) -> tuple[int, ...]:
-    """Requests in flight at which no draft answers again: as acceptance is measured, and with as many rows in a step.
+    """Requests in flight at which no draft answers again: as acceptance is measured, and with as
+    many rows in a step.
 
-    Verification of K drafts puts K + 1 rows a request into a step; kernels round by the number of rows. Empty at a
-    temperature: sampled outputs say nothing about rounding.
+    Verification of K drafts puts K + 1 rows a request into a step; kernels round by the number of
+    rows. Empty at a temperature: sampled outputs say nothing about rounding.
     """
     if recipe.evaluation.temperature > 0:
         return ()
@@ -60,7 +63,9 @@ def as_asked(report: AcceptanceReport, asked: Asked) -> RuleResult:
         verdict=Verdict.INCONCLUSIVE if differences else Verdict.PASS,
         value=len(differences),
         threshold=0,
-        detail=told + more if differences else "prompts, temperatures, arms and comparisons are the recipe's",
+        detail=told + more
+        if differences
+        else "prompts, temperatures, arms and comparisons are the recipe's",
     )
 
 
@@ -81,14 +86,18 @@ def _differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
 
 
 def _prompt_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
-    """Prompts of the candidate, and of no draft and champion with it: each that was asked for, once."""
+    """Prompts of the candidate, and of no draft and champion with it: each that was asked for,
+    once.
+    """
     if report.prompt_digest != prompt_digest(asked.prompts):
         yield "other prompts than the recipe's"
     wanted = {prompt.prompt_id: prompt.slice for prompt in asked.prompts}
     limit = asked.recipe.evaluation.max_excluded_share * len(wanted)
     excluded = set(report.excluded)
     if len(excluded) > limit or not excluded <= set(wanted):
-        yield f"{len(excluded)} prompts left out, at most {math.floor(limit)} of the recipe's may be"
+        yield (
+            f"{len(excluded)} prompts left out, at most {math.floor(limit)} of the recipe's may be"
+        )
     for name in ("candidate", "no_draft", *(["champion"] if asked.champion_digest else [])):
         arm = report.arms.get(name)
         if arm is None:
@@ -110,7 +119,9 @@ def _arm_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
     if "no_draft" not in report.arms:
         yield "no plain engine beside the candidate"
     champion = report.arms.get("champion")
-    if asked.champion_digest and (champion is None or champion.checkpoint_digest != asked.champion_digest):
+    if asked.champion_digest and (
+        champion is None or champion.checkpoint_digest != asked.champion_digest
+    ):
         yield f"the champion in service ({asked.champion_digest[:12]}) was not measured"
     further = {one.temperature: one.arms for one in report.further_temperatures}
     if set(further) != set(evaluation.temperatures[1:]):
@@ -120,29 +131,52 @@ def _arm_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
         for name in ("candidate", *(["champion"] if asked.champion_digest else [])):
             got = len(arms[name].prompts) if name in arms else 0
             if got < needed - len(report.excluded):
-                yield f"{name} answered {got} prompts at temperature {temperature:g}, {needed} are asked for"
+                yield (
+                    f"{name} answered {got} prompts at temperature {temperature:g}, {needed} "
+                    "are asked for"
+                )
     missing = set(evaluation.rivals) - {one.rival.method for one in report.rivals}
     if missing:
         yield f"rivals not measured: {', '.join(sorted(missing))}"
     for name in ("candidate", "no_draft"):
-        loads = {point.concurrency for point in report.arms[name].speed} if name in report.arms else set()
+        loads = (
+            {point.concurrency for point in report.arms[name].speed}
+            if name in report.arms
+            else set()
+        )
         if name in report.arms and not set(evaluation.speed_concurrency) <= loads:
-            yield f"speed of {name} at {sorted(loads)} in flight for {sorted(evaluation.speed_concurrency)}"
+            yield (
+                f"speed of {name} at {sorted(loads)} in flight for "
+                f"{sorted(evaluation.speed_concurrency)}"
+            )
 
 
 def _comparison_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
-    """No draft against itself at the loads that are compared, and draws at each temperature above 0."""
+    """No draft against itself at the loads that are compared, and draws at each temperature above
+    0.
+    """
     candidate, plain = report.arms.get("candidate"), report.arms.get("no_draft")
     if candidate is None or plain is None:
         return
     wanted = expected_loads(asked.recipe, num_draft_tokens=len(candidate.acceptance_by_position))
-    complete = {one.num_in_flight for one in report.self_comparisons if one.num_compared == len(plain.prompts)}
+    complete = {
+        one.num_in_flight
+        for one in report.self_comparisons
+        if one.num_compared == len(plain.prompts)
+    }
     if not set(wanted) <= complete:
-        yield f"the plain engine against itself at {sorted(complete)} in flight for {sorted(wanted)}"
+        yield (
+            f"the plain engine against itself at {sorted(complete)} in flight for {sorted(wanted)}"
+        )
     drawn = {one.temperature for one in report.sampled_outputs if _is_drawn(one, asked)}
-    missing = {temperature for temperature in asked.recipe.evaluation.temperatures if temperature > 0} - drawn
+    missing = {
+        temperature for temperature in asked.recipe.evaluation.temperatures if temperature > 0
+    } - drawn
     if missing:
-        yield f"no draws with and without the drafter at temperature {', '.join(f'{t:g}' for t in sorted(missing))}"
+        yield (
+            "no draws with and without the drafter at temperature "
+            f"{', '.join(f'{t:g}' for t in sorted(missing))}"
+        )
 
 
 def _is_drawn(sampled: SampledOutputs, asked: Asked) -> bool:
@@ -150,7 +184,11 @@ def _is_drawn(sampled: SampledOutputs, asked: Asked) -> bool:
     is_paired = sampled.plain.keys() == sampled.drafted.keys()
     draws = [len(one) for one in (*sampled.plain.values(), *sampled.drafted.values())]
     num_prompts = min(evaluation.num_draw_prompts, len(asked.prompts))
-    return is_paired and len(sampled.plain) >= num_prompts and min(draws, default=0) >= evaluation.num_draws
+    return (
+        is_paired
+        and len(sampled.plain) >= num_prompts
+        and min(draws, default=0) >= evaluation.num_draws
+    )
 
 
 def figures_hold(report: AcceptanceReport) -> RuleResult:
@@ -195,9 +233,13 @@ def _wrong_figures(arm: ArmReport) -> list[str]:
 
 def _same(told: object, found: object) -> bool:
     if isinstance(told, float) and isinstance(found, float):
-        return math.isclose(told, found, rel_tol=1e-6, abs_tol=1e-9) or (math.isnan(told) and math.isnan(found))
+        return math.isclose(told, found, rel_tol=1e-6, abs_tol=1e-9) or (
+            math.isnan(told) and math.isnan(found)
+        )
     if isinstance(told, dict) and isinstance(found, dict):
         return told.keys() == found.keys() and all(_same(told[key], found[key]) for key in told)
     if isinstance(told, tuple) and isinstance(found, tuple):
-        return len(told) == len(found) and all(_same(a, b) for a, b in zip(told, found, strict=True))
+        return len(told) == len(found) and all(
+            _same(a, b) for a, b in zip(told, found, strict=True)
+        )
     return told == found

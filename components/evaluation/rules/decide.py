@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from components.contracts import AcceptanceReport, ArmReport, GateDecision, RuleResult, TargetFingerprint, Verdict
+from components.contracts import (
+    AcceptanceReport,
+    ArmReport,
+    GateDecision,
+    RuleResult,
+    TargetFingerprint,
+    Verdict,
+)
 from components.errors import ConfigError, EvaluationError
 from components.evaluation.draft_schedule import choose_schedule, load_limit, reported_ratios
 from components.evaluation.outputs.losslessness import losslessness, sampled_losslessness
@@ -33,25 +40,29 @@ def decide(
 ) -> GateDecision:
     """Apply every rule of `settings` to `report`.
 
-    Levels are those of the report's look: all looks at a candidate together err no more often than the recipe's say.
-    The verdict is fail if any binding rule fails, else inconclusive if any is, else pass. `created_at` is the
-    report's, so a decision made again from the file equals the first one to the byte.
+    Levels are those of the report's look: all looks at a candidate together err no more often than
+    the recipe's say. The verdict is fail if any binding rule fails, else inconclusive if any is,
+    else pass. `created_at` is the report's, so a decision made again from the file equals the first
+    one to the byte.
 
     Args:
-        report: served measurement with the arm 'candidate'; 'champion' and 'no_draft' where there are any.
+        report: served measurement with the arm 'candidate'; 'champion' and 'no_draft' where there
+            are any.
         settings: thresholds and margins.
-        asked: what the recipe asks of the report; None judges the rules alone, which releases nothing: a decision
-            without its recipe is refused by `check_decision`.
+        asked: what the recipe asks of the report; None judges the rules alone, which releases
+            nothing: a decision without its recipe is refused by `check_decision`.
         expected_fingerprint: of the target the decision is wanted for; None skips that rule.
         signing_key: signs the decision.
 
     Raises:
-        EvaluationError: the report has no candidate, or a candidate without a checkpoint or without prompts, or arms
-            that answered different prompts.
+        EvaluationError: the report has no candidate, or a candidate without a checkpoint or without
+            prompts, or arms that answered different prompts.
     """
     candidate, candidate_digest = _candidate(report)
     champion = report.arms.get("champion")
-    results = _results(report, candidate, champion, at_look(settings, report.look), expected_fingerprint)
+    results = _results(
+        report, candidate, champion, at_look(settings, report.look), expected_fingerprint
+    )
     if asked is not None:
         results = (as_asked(report, asked), *results)
     verdict = overall_verdict(result.verdict for result in results if result.binding)
@@ -78,25 +89,40 @@ def decide(
 
 
 def check_decision(
-    decision: GateDecision, report: AcceptanceReport, *, asked: Asked, signing_key: bytes | None = None
+    decision: GateDecision,
+    report: AcceptanceReport,
+    *,
+    asked: Asked,
+    signing_key: bytes | None = None,
 ) -> None:
     """Check that `report`, decided again under the recipe as it is now, bears `decision`.
 
     Raises:
-        ConfigError: it was made of another report, is not signed where a key is configured, or the report gives
-            another decision.
+        ConfigError: it was made of another report, is not signed where a key is configured, or the
+            report gives another decision.
         EvaluationError: as `decide`.
     """
     decision.check_signature(signing_key)
     if decision.report_digest != report.digest:
-        raise ConfigError("the decision was made of another report", got=report.digest, expected=decision.report_digest)
-    again = decide(report, settings=asked.recipe.gate, asked=asked, expected_fingerprint=decision.target_fingerprint)
+        raise ConfigError(
+            "the decision was made of another report",
+            got=report.digest,
+            expected=decision.report_digest,
+        )
+    again = decide(
+        report,
+        settings=asked.recipe.gate,
+        asked=asked,
+        expected_fingerprint=decision.target_fingerprint,
+    )
     if again.content_digest != decision.content_digest:
         raise ConfigError(
             "the report does not give this decision under the recipe",
             got=f"{decision.verdict} in the decision, content {decision.content_digest[:16]}",
-            expected=f"{again.verdict}, content {again.content_digest[:16]}{_first_difference(decision, again)}",
-            fix="Gate the drafter again: the recipe, the champion or the rules changed, or it was not made by them.",
+            expected=f"{again.verdict}, content "
+            f"{again.content_digest[:16]}{_first_difference(decision, again)}",
+            fix="Gate the drafter again: the recipe, the champion or the rules changed, or it "
+            "was not made by them.",
         )
 
 
@@ -126,7 +152,9 @@ def _candidate(report: AcceptanceReport) -> tuple[ArmReport, str]:
 
 
 def overall_verdict(verdicts: Iterable[Verdict]) -> Verdict:
-    """Fail if any fails, else inconclusive if any is, else pass; inconclusive for no rules at all."""
+    """Fail if any fails, else inconclusive if any is, else pass; inconclusive for no rules at
+    all.
+    """
     found = set(verdicts)
     if Verdict.FAIL in found:
         return Verdict.FAIL
@@ -144,12 +172,17 @@ def _results(
         rules.finite_figures(report),
         figures_hold(report),
         rules.same_target(report, expected) if expected is not None else None,
-        rules.min_acceptance(candidate, settings.min_acceptance_length, settings, name="acceptance length"),
+        rules.min_acceptance(
+            candidate, settings.min_acceptance_length, settings, name="acceptance length"
+        ),
         position_collapse(candidate, champion, settings),
         rules.coverage(candidate, settings),
     ]
     if champion is not None:
-        results += [*non_inferiority(candidate, champion, settings), superiority(candidate, champion, settings)]
+        results += [
+            *non_inferiority(candidate, champion, settings),
+            superiority(candidate, champion, settings),
+        ]
     results += [
         *_sampled(report, settings),
         rules.speedup_at_serving(report, settings),
@@ -168,12 +201,20 @@ def _sampled(report: AcceptanceReport, settings: GateSettings) -> list[RuleResul
     for further in report.further_temperatures:
         candidate, champion = further.arms.get("candidate"), further.arms.get("champion")
         if candidate is None:
-            raise EvaluationError(f"no candidate was measured at temperature {further.temperature:g}")
+            raise EvaluationError(
+                f"no candidate was measured at temperature {further.temperature:g}"
+            )
         if settings.min_sampled_acceptance_length is not None:
             name = f"acceptance length at temperature {further.temperature:g}"
-            results.append(rules.min_acceptance(candidate, settings.min_sampled_acceptance_length, settings, name=name))
+            results.append(
+                rules.min_acceptance(
+                    candidate, settings.min_sampled_acceptance_length, settings, name=name
+                )
+            )
         if champion is not None:
             results.append(
-                non_inferior_when_sampled(candidate, champion, temperature=further.temperature, settings=settings)
+                non_inferior_when_sampled(
+                    candidate, champion, temperature=further.temperature, settings=settings
+                )
             )
     return results

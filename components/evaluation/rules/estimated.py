@@ -16,14 +16,22 @@ from components.settings import GateSettings
 
 
 def acceptance_sums(prompts: Sequence[PromptMeasurement]) -> tuple[Array, Array]:
-    """Per prompt, [P] each: tokens committed by speculative steps (accepted + steps), and those steps."""
-    num = np.array([prompt.num_accepted_tokens + prompt.num_steps for prompt in prompts], dtype=float)
+    """Per prompt, [P] each: tokens committed by speculative steps (accepted + steps), and those
+    steps.
+    """
+    num = np.array(
+        [prompt.num_accepted_tokens + prompt.num_steps for prompt in prompts], dtype=float
+    )
     return num, np.array([prompt.num_steps for prompt in prompts], dtype=float)
 
 
 def position_sums(prompts: Sequence[PromptMeasurement], position: int) -> tuple[Array, Array]:
-    """Per prompt, [P] each: drafts accepted at `position` (from 1), and at the one before it (the first: steps)."""
-    accepted = np.array([(prompt.num_steps, *prompt.accepted_by_position) for prompt in prompts], dtype=float)
+    """Per prompt, [P] each: drafts accepted at `position` (from 1), and at the one before it (the
+    first: steps).
+    """
+    accepted = np.array(
+        [(prompt.num_steps, *prompt.accepted_by_position) for prompt in prompts], dtype=float
+    )
     return accepted[:, position], accepted[:, position - 1]
 
 
@@ -37,7 +45,9 @@ def in_order(arm: ArmReport) -> list[PromptMeasurement]:
     return sorted(arm.prompts, key=lambda prompt: prompt.prompt_id)
 
 
-def paired_prompts(ours: ArmReport, theirs: ArmReport) -> tuple[list[PromptMeasurement], list[PromptMeasurement]]:
+def paired_prompts(
+    ours: ArmReport, theirs: ArmReport
+) -> tuple[list[PromptMeasurement], list[PromptMeasurement]]:
     """Prompts of two arms in one order.
 
     Raises:
@@ -65,7 +75,9 @@ def num_counted(estimate: Estimate | None, num_prompts: int) -> int:
 def pass_if_enough(
     verdict: Verdict, estimate: Estimate | None, num_prompts: int, settings: GateSettings
 ) -> tuple[Verdict, str]:
-    """The verdict, and a note where fewer than `min_prompts_per_slice` prompts count: such are never a pass."""
+    """The verdict, and a note where fewer than `min_prompts_per_slice` prompts count: such are
+    never a pass.
+    """
     if num_counted(estimate, num_prompts) >= settings.min_prompts_per_slice:
         return verdict, ""
     note = f"fewer than {settings.min_prompts_per_slice} prompts"
@@ -86,13 +98,14 @@ def estimated_rule(
     binding: bool = True,
     note: str = "",
 ) -> RuleResult:
-    """A rule result with its interval at the level it was judged by and, where undecided, the prompts it still needs.
+    """A rule result with its interval at the level it was judged by and, where undecided, the
+    prompts it still needs.
 
     Args:
         rule, verdict, threshold, num_prompts, p_values, binding: as in `RuleResult`.
         estimate: behind the verdict; None when nothing can be said.
-        alpha: one-sided level of this look, so the interval is one of 1 - 2 alpha. What is still needed is planned for
-            the level of the next look.
+        alpha: one-sided level of this look, so the interval is one of 1 - 2 alpha. What is still
+            needed is planned for the level of the next look.
         settings: budget of further prompts, and the least number of prompts.
         bootstrap: BCa interval of the same level.
         note: further words for `detail`.
@@ -100,7 +113,9 @@ def estimated_rule(
     confidence = 1 - 2 * alpha
     counted = num_counted(estimate, num_prompts)
     interval = _finite(estimate.interval(confidence)) if estimate else None
-    needed = _further_prompts(estimate, verdict, threshold, alpha=alpha, num_prompts=counted, settings=settings)
+    needed = _further_prompts(
+        estimate, verdict, threshold, alpha=alpha, num_prompts=counted, settings=settings
+    )
     words = [_interval_words(interval, confidence, counted), note]
     if verdict is Verdict.INCONCLUSIVE:
         words.append(_needed_words(needed, settings.max_further_prompts))
@@ -153,4 +168,6 @@ def _interval_words(interval: Interval | None, confidence: float, num_prompts: i
     prompts = f"{num_prompts} prompt{'s' if num_prompts != 1 else ''}"
     if interval is None:
         return f"no interval from {prompts}"
-    return f"{100 * confidence:.3g} % interval {interval[0]:.3f} to {interval[1]:.3f} over {prompts}"
+    return (
+        f"{100 * confidence:.3g} % interval {interval[0]:.3f} to {interval[1]:.3f} over {prompts}"
+    )

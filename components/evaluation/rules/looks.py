@@ -1,20 +1,22 @@
-"""Looks at one candidate: the level each is judged by, so that all of them together err no more often than one. Pure.
+"""Looks at one candidate: the level each is judged by, so that all of them together err no more
+often than one. Pure.
 
-An inconclusive rule names the prompts or rounds it still needs. Measuring them and deciding again is another look at
-data that hold the old ones, and looks at an unspent level alpha err more often each time (P. Armitage, C. McPherson &
-B. Rowe, JRSS A 132, 1969). Nobody knows beforehand how many looks there will be, so look k spends
+An inconclusive rule names the prompts or rounds it still needs. Measuring them and deciding again
+is another look at data that hold the old ones, and looks at an unspent level alpha err more often
+each time (P. Armitage, C. McPherson & B. Rowe, JRSS A 132, 1969). Nobody knows beforehand how many
+looks there will be, so look k spends
 
     alpha_k = alpha * 6 / (pi^2 k^2),        sum over k = 1, 2, ... of alpha_k = alpha,
 
-and by the union bound the chance that any of any number of looks errs is at most alpha, whatever made one look again.
-Alpha spending is that of K. Lan & D. DeMets (Biometrika 70, 1983); a series that sums to one, for looks without an
-end, is the stitching of S. Howard, A. Ramdas, J. McAuliffe & J. Sekhon (Annals of Statistics 49, 2021, section 3.1;
-there 1 / (zeta(s) k^s), here s = 2).
+and by the union bound the chance that any of any number of looks errs is at most alpha, whatever
+made one look again. Alpha spending is that of K. Lan & D. DeMets (Biometrika 70, 1983); a series
+that sums to one, for looks without an end, is the stitching of S. Howard, A. Ramdas, J. McAuliffe &
+J. Sekhon (Annals of Statistics 49, 2021, section 3.1; there 1 / (zeta(s) k^s), here s = 2).
 
-The first look pays most often, so it is what the series was chosen by: where a whole alpha had a power of 0.80 (48
-prompts, 0.025), 0.61 alpha has 0.73; halving (alpha / 2, alpha / 4, ...) has 0.71 there and a sixth of this one's level
-at the tenth look; s = 3 has 0.78 and two thirds of this one's level at the second look, which decides most of
-what the first left open.
+The first look pays most often, so it is what the series was chosen by: where a whole alpha had a
+power of 0.80 (48 prompts, 0.025), 0.61 alpha has 0.73; halving (alpha / 2, alpha / 4, ...) has 0.71
+there and a sixth of this one's level at the tenth look; s = 3 has 0.78 and two thirds of this one's
+level at the second look, which decides most of what the first left open.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def spent(alpha: float, look: int) -> float:
 
 
 def at_look(settings: GateSettings, look: int) -> GateSettings:
-    """The settings that look `look` is judged by: `alpha` and `non_inferiority_alpha` spent, all else alike.
+    """The settings that look `look` is judged by: `alpha` and `non_inferiority_alpha` spent, all
+    else alike.
 
     Args:
         settings: the recipe's.
@@ -55,8 +58,13 @@ def at_look(settings: GateSettings, look: int) -> GateSettings:
         ConfigError: a look before the first, or levels that were spent before.
     """
     if isinstance(settings, SpentSettings):
-        raise ConfigError(f"these levels are those of look {settings.look} already", expected="the recipe's settings")
-    levels = {name: spent(getattr(settings, name), look) for name in ("alpha", "non_inferiority_alpha")}
+        raise ConfigError(
+            f"these levels are those of look {settings.look} already",
+            expected="the recipe's settings",
+        )
+    levels = {
+        name: spent(getattr(settings, name), look) for name in ("alpha", "non_inferiority_alpha")
+    }
     return SpentSettings.model_validate({**settings.model_dump(), **levels, "look": look})
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 
 from components.contracts import ArmReport, RuleResult, Verdict
-from components.evaluation.rules.estimated import estimated_rule, in_order, paired_prompts, position_sums, slices_of
+from components.evaluation.rules.estimated import (
+    estimated_rule,
+    in_order,
+    paired_prompts,
+    position_sums,
+    slices_of,
+)
 from components.evaluation.statistics.ratios import (
     Estimate,
     estimate_ratio,
@@ -17,13 +23,16 @@ from components.evaluation.statistics.ratios import (
 from components.settings import GateSettings
 
 
-def position_collapse(candidate: ArmReport, champion: ArmReport | None, settings: GateSettings) -> RuleResult:
+def position_collapse(
+    candidate: ArmReport, champion: ArmReport | None, settings: GateSettings
+) -> RuleResult:
     """At every draft position enough of the drafts that got so far are accepted.
 
-    The share at position k is accepted(k) / accepted(k - 1), the first one's accepted(1) / steps. The first position
-    must be shown to reach the floor. Later ones hold few drafts, so there a collapse must be shown (Holm over the
-    positions): a share below the floor, or more than `max_position_loss` below the champion's on the same prompts.
-    Value and interval are the first position's; `detail` holds the others' shares and what collapsed.
+    The share at position k is accepted(k) / accepted(k - 1), the first one's accepted(1) / steps.
+    The first position must be shown to reach the floor. Later ones hold few drafts, so there a
+    collapse must be shown (Holm over the positions): a share below the floor, or more than
+    `max_position_loss` below the champion's on the same prompts. Value and interval are the first
+    position's; `detail` holds the others' shares and what collapsed.
 
     Raises:
         EvaluationError: candidate and champion did not answer the same prompts.
@@ -46,9 +55,15 @@ def position_collapse(candidate: ArmReport, champion: ArmReport | None, settings
         alpha=settings.alpha,
         num_prompts=len(prompts),
         settings=settings,
-        p_values={"first position reaches the floor": first.p_above(floor)} if first is not None else {},
+        p_values={"first position reaches the floor": first.p_above(floor)}
+        if first is not None
+        else {},
         note="; ".join(
-            [f"first position; accepted of those before, by position: {told or 'nothing drafted'}", *collapsed.values()]
+            [
+                "first position; accepted of those before, by position: "
+                f"{told or 'nothing drafted'}",
+                *collapsed.values(),
+            ]
         ),
     )
 
@@ -68,11 +83,15 @@ def _below_floor(candidate: ArmReport, floor: float, alpha: float) -> dict[int, 
         if estimate is not None:
             p_values[str(k)] = estimate.p_below(floor)
     return {
-        int(k): f"position {k} is below the floor (Holm p {p:.2g})" for k, p in holm(p_values).items() if p <= alpha
+        int(k): f"position {k} is below the floor (Holm p {p:.2g})"
+        for k, p in holm(p_values).items()
+        if p <= alpha
     }
 
 
-def _below_champion(candidate: ArmReport, champion: ArmReport, settings: GateSettings) -> dict[int, str]:
+def _below_champion(
+    candidate: ArmReport, champion: ArmReport, settings: GateSettings
+) -> dict[int, str]:
     ours, theirs = paired_prompts(candidate, champion)
     num_positions = min(len(candidate.acceptance_by_position), len(champion.acceptance_by_position))
     p_values = {}
@@ -83,7 +102,10 @@ def _below_champion(candidate: ArmReport, champion: ArmReport, settings: GateSet
         if estimate is not None:
             p_values[str(k)] = estimate.p_below(-settings.max_position_loss)
     return {
-        int(k): f"position {k} is over {settings.max_position_loss:.0%} below the champion's (Holm p {p:.2g})"
+        int(
+            k
+        ): f"position {k} is over {settings.max_position_loss:.0%} below the champion's (Holm p "
+        f"{p:.2g})"
         for k, p in holm(p_values).items()
         if p <= settings.alpha
     }

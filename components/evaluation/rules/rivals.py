@@ -1,8 +1,10 @@
-"""Rivals that draft without a drafter (n-gram, suffix): measured beside the candidate and compared with it.
+"""Rivals that draft without a drafter (n-gram, suffix): measured beside the candidate and compared
+with it.
 
-Lengths are over all target steps, those without a draft included (`all_steps.py`). A rival gets the side of their
-bounds that speaks for it in each claim: its fewest steps where the candidate is to be better, its most where the
-candidate is to be worse. What is not known can hide a difference; it cannot make one.
+Lengths are over all target steps, those without a draft included (`all_steps.py`). A rival gets the
+side of their bounds that speaks for it in each claim: its fewest steps where the candidate is to be
+better, its most where the candidate is to be worse. What is not known can hide a difference; it
+cannot make one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from components.evaluation.statistics.ratios import estimate_relative_difference
 from components.settings import EvaluationSettings, GateSettings
 
 MeasureArm = Callable[[ArmEndpoint, Sequence[Prompt]], Measured]
-MeasureSpeed = Callable[[Sequence[ArmEndpoint], Sequence[Prompt]], Mapping[str, tuple[SpeedPoint, ...]]]
+MeasureSpeed = Callable[
+    [Sequence[ArmEndpoint], Sequence[Prompt]], Mapping[str, tuple[SpeedPoint, ...]]
+]
 Pair = tuple[list[PromptMeasurement], list[PromptMeasurement]]
 
 
@@ -93,10 +97,13 @@ def with_rivals(report: AcceptanceReport, rivals: Sequence[MeasuredRival]) -> Ac
     """`report` with its rivals, over the prompts that its candidate answered.
 
     Raises:
-        EvaluationError: a rival ran on another engine version, did not answer one of those prompts, or is there twice.
+        EvaluationError: a rival ran on another engine version, did not answer one of those prompts,
+            or is there twice.
     """
     if len({one.rival.method for one in rivals}) != len(rivals):
-        raise EvaluationError("a rival was measured twice", got=", ".join(r.rival.method for r in rivals))
+        raise EvaluationError(
+            "a rival was measured twice", got=", ".join(r.rival.method for r in rivals)
+        )
     return report.model_copy(update={"rivals": tuple(_rival_report(report, one) for one in rivals)})
 
 
@@ -132,27 +139,39 @@ def _rival_report(report: AcceptanceReport, one: MeasuredRival) -> RivalReport:
 def beaten_by(report: AcceptanceReport, settings: GateSettings) -> tuple[RivalComparison, ...]:
     """How the candidate stands to every rival: over all slices first, then on each slice by name.
 
-    A drafter that does not beat a rival that costs nothing has not shown what it is for. Claims about slices are
-    choices among them, so their levels are Holm's; the claim over all slices is one. A slice with too few prompts
-    is neither better nor worse.
+    A drafter that does not beat a rival that costs nothing has not shown what it is for. Claims
+    about slices are choices among them, so their levels are Holm's; the claim over all slices is
+    one. A slice with too few prompts is neither better nor worse.
 
     Raises:
         EvaluationError: a rival did not answer the candidate's prompts.
     """
     return tuple(
-        comparison for rival in report.rivals for comparison in _against(report.arms["candidate"], rival, settings)
+        comparison
+        for rival in report.rivals
+        for comparison in _against(report.arms["candidate"], rival, settings)
     )
 
 
-def _against(candidate: ArmReport, rival: RivalReport, settings: GateSettings) -> list[RivalComparison]:
+def _against(
+    candidate: ArmReport, rival: RivalReport, settings: GateSettings
+) -> list[RivalComparison]:
     whole = paired_prompts(candidate, rival.arm)
     names = sorted(set(slices_of(whole[0])))
     pairs = {name: (members_of(whole[0], name), members_of(whole[1], name)) for name in names}
-    found = {name: (_difference(pair), _difference(pair, at_most=True)) for name, pair in pairs.items()}
-    better = holm({name: p for name, (one, _) in found.items() if (p := _p_better(one)) is not None})
+    found = {
+        name: (_difference(pair), _difference(pair, at_most=True)) for name, pair in pairs.items()
+    }
+    better = holm(
+        {name: p for name, (one, _) in found.items() if (p := _p_better(one)) is not None}
+    )
     worse = holm({name: p for name, (_, one) in found.items() if (p := _p_worse(one)) is not None})
     overall, overall_low = _difference(whole), _difference(whole, at_most=True)
-    rows = [_comparison(rival, None, whole, overall, _p_better(overall), _p_worse(overall_low), settings)]
+    rows = [
+        _comparison(
+            rival, None, whole, overall, _p_better(overall), _p_worse(overall_low), settings
+        )
+    ]
     return rows + [
         _comparison(rival, name, pair, found[name][0], better.get(name), worse.get(name), settings)
         for name, pair in pairs.items()
@@ -214,7 +233,9 @@ def _p_worse(estimate: Estimate | None) -> float | None:
 
 
 def rival_rules(comparisons: Sequence[RivalComparison]) -> list[RuleResult]:
-    """One rule per rival, for information: pass where the candidate is better over all slices, fail where worse."""
+    """One rule per rival, for information: pass where the candidate is better over all slices, fail
+    where worse.
+    """
     words = {
         Standing.BETTER: Verdict.PASS,
         Standing.WORSE: Verdict.FAIL,
@@ -223,7 +244,10 @@ def rival_rules(comparisons: Sequence[RivalComparison]) -> list[RuleResult]:
     rules = []
     for overall in (one for one in comparisons if one.slice is None):
         slices = [one for one in comparisons if one.method == overall.method and one.slice]
-        detail = f"{overall.candidate_length:.3f} against {overall.rival_length:.3f} tokens per target step"
+        detail = (
+            f"{overall.candidate_length:.3f} against {overall.rival_length:.3f} tokens per "
+            "target step"
+        )
         for standing in Standing:
             named = [str(one.slice) for one in slices if one.standing is standing]
             detail += f"; {standing} on {', '.join(named)}" if named else ""

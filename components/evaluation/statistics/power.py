@@ -1,10 +1,11 @@
 """How many prompts, or rounds, a decision needs, from the variance already seen. Pure.
 
 If the true value is the one observed, a test at level alpha with N prompts decides with probability
-P(t'(df_N, delta_N) >= t(1 - alpha, df_N)), t' the noncentral t of noncentrality delta_N = distance sqrt(N) / sigma
-(S. Julious, "Sample sizes for clinical trials with Normal data", Statistics in Medicine 23, 2004), where `distance`
-is from the threshold on the log scale and sigma = standard error sqrt(n) the observed spread of one (paired) prompt.
-What is named will be judged at the next look, so callers pass that look's level (`looks.next_level`).
+P(t'(df_N, delta_N) >= t(1 - alpha, df_N)), t' the noncentral t of noncentrality delta_N = distance
+sqrt(N) / sigma (S. Julious, "Sample sizes for clinical trials with Normal data", Statistics in
+Medicine 23, 2004), where `distance` is from the threshold on the log scale and sigma = standard
+error sqrt(n) the observed spread of one (paired) prompt. What is named will be judged at the next
+look, so callers pass that look's level (`looks.next_level`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ MAX_PROMPTS = 1_000_000
 
 
 def power(estimate: Estimate, threshold: float, *, num_prompts: int, alpha: float) -> float:
-    """Probability that `num_prompts` prompts decide on which side of `threshold` the observed value lies.
+    """Probability that `num_prompts` prompts decide on which side of `threshold` the observed value
+    lies.
 
-    A value at its origin stays there: it decides, with certainty, once a Poisson count of zero would.
+    A value at its origin stays there: it decides, with certainty, once a Poisson count of zero
+    would.
     """
     if threshold <= estimate.origin:
         return 1.0
@@ -33,7 +36,9 @@ def power(estimate: Estimate, threshold: float, *, num_prompts: int, alpha: floa
     degrees = estimate.degrees_of_freedom * (num_prompts - 1) / (estimate.num_prompts - 1)
     noncentrality = distance * math.sqrt(num_prompts) / spread
     quantile = float(stats.t.ppf(1 - alpha, degrees))
-    if noncentrality > 30:  # far beyond any power below one, where scipy's series no longer converges
+    if (
+        noncentrality > 30
+    ):  # far beyond any power below one, where scipy's series no longer converges
         return 1.0
     return float(stats.nct.sf(quantile, degrees, noncentrality))
 
@@ -41,10 +46,12 @@ def power(estimate: Estimate, threshold: float, *, num_prompts: int, alpha: floa
 def prompts_needed(
     estimate: Estimate | None, threshold: float, *, alpha: float, target_power: float = 0.8
 ) -> int | None:
-    """Smallest number of prompts, those measured included, that decides with probability `target_power`.
+    """Smallest number of prompts, those measured included, that decides with probability
+    `target_power`.
 
     Returns:
-        None when there is no estimate (one prompt shows no spread), or no number up to a million does.
+        None when there is no estimate (one prompt shows no spread), or no number up to a million
+        does.
     """
     if estimate is None or not math.isfinite(estimate.value):
         return None

@@ -1,15 +1,19 @@
 """The KV connector that runs inside vLLM and writes hidden states into the store. CPU and CUDA.
 
-Built on hs_connectors' Mooncake connector, which keeps vLLM's disguise of hidden states as KV ([T, L, H] as tokens,
-heads, head size) and reads it back when a request ends. What this subclass adds:
+Built on hs_connectors' Mooncake connector, which keeps vLLM's disguise of hidden states as KV ([T,
+L, H] as tokens, heads, head size) and reads it back when a request ends. What this subclass adds:
 
-- the client names the sample (`kv_transfer_params: {"hidden_states_key": NAME}`); requests without a name store
-  nothing, nor do aborted ones, so a consumer that hangs up leaves nothing behind;
-- samples are written at the beginning of the next engine step, beside its forward pass, not after it;
-- in this engine's own memory, and hard-pinned: an unread sample is never evicted, a full store refuses (-200) instead;
-- a byte budget below the store's size: past it a sample is refused at once with an error marker, nothing queues;
+- the client names the sample (`kv_transfer_params: {"hidden_states_key": NAME}`); requests without
+  a name store nothing, nor do aborted ones, so a consumer that hangs up leaves nothing behind;
+- samples are written at the beginning of the next engine step, beside its forward pass, not after
+  it;
+- in this engine's own memory, and hard-pinned: an unread sample is never evicted, a full store
+  refuses (-200) instead;
+- a byte budget below the store's size: past it a sample is refused at once with an error marker,
+  nothing queues;
 - a header with run id, fingerprint, layer ids, dtype, shape and checksum (`wire`);
-- samples nobody read for `orphan_ttl_s` are removed, so a consumer that was killed leaves an empty store.
+- samples nobody read for `orphan_ttl_s` are removed, so a consumer that was killed leaves an empty
+  store.
 """
 
 from __future__ import annotations
@@ -91,7 +95,9 @@ class StampedStore(MooncakeHiddenStatesStore):
         self._layer_ids = tuple(stream["layer_ids"])
         self._dtype = str(stream["dtype"])
         self._orphan_ttl_s = float(stream["orphan_ttl_s"])
-        self.held = HeldKeys(budget_bytes=int(stream["budget_bytes"]), orphan_ttl_s=self._orphan_ttl_s)
+        self.held = HeldKeys(
+            budget_bytes=int(stream["budget_bytes"]), orphan_ttl_s=self._orphan_ttl_s
+        )
         self._pinned = ReplicateConfig()
         self._pinned.with_hard_pin = True
 
@@ -105,12 +111,17 @@ class StampedStore(MooncakeHiddenStatesStore):
         if self.is_setup:
             return self
         super().setup()
-        # Else the master places samples in any engine's memory, and another engine's death is ours: status -800.
+        # Else the master places samples in any engine's memory, and another engine's death is ours:
+        # status -800.
         self._pinned.preferred_segment = self._require_store().get_hostname()
-        threading.Thread(target=self._sweep_forever, name="hidden-states-sweep", daemon=True).start()
+        threading.Thread(
+            target=self._sweep_forever, name="hidden-states-sweep", daemon=True
+        ).start()
         return self
 
-    def put_sample(self, transfer_manifest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    def put_sample(
+        self, transfer_manifest: dict[str, Any], tensors: dict[str, torch.Tensor]
+    ) -> None:
         """Publish one sample; it becomes visible as a whole.
 
         Raises:
@@ -120,17 +131,23 @@ class StampedStore(MooncakeHiddenStatesStore):
         key = transfer_manifest["handle"]
         states_TLH = tensors["hidden_states"]
         num_tokens, num_layers, hidden_size = states_TLH.shape
-        place = layout(num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size, dtype=self._dtype)
+        place = layout(
+            num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size, dtype=self._dtype
+        )
         store = self._require_store()
         self.held.admit(key, place.num_bytes, store=store)
         try:
             buffer = self._staging_buffer("put", place.num_bytes)[: place.num_bytes]
             _fill(buffer, states_TLH, tensors["token_ids"], place=place, dtype=self._dtype)
             header = self._header(key, shape=(num_tokens, num_layers, hidden_size), buffer=buffer)
-            buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(pack_header(header)), dtype=torch.uint8)
+            buffer[:HEADER_BYTES] = torch.frombuffer(
+                bytearray(pack_header(header)), dtype=torch.uint8
+            )
             status = store.put_from(key, buffer.data_ptr(), place.num_bytes, self._pinned)
             if status == _NO_AVAILABLE_HANDLE:
-                raise RefusedError(f"store full: no room for {place.num_bytes} bytes (status {status})")
+                raise RefusedError(
+                    f"store full: no room for {place.num_bytes} bytes (status {status})"
+                )
             if status != 0:
                 raise RuntimeError(f"store refused {key}: status {status}")
         except BaseException:
@@ -139,16 +156,24 @@ class StampedStore(MooncakeHiddenStatesStore):
         self.held.confirm(key)
 
     def put_error(self, transfer_manifest: dict[str, Any], error: str) -> None:
-        """Publish a small marker in place of a sample, so that its reader asks again instead of waiting."""
+        """Publish a small marker in place of a sample, so that its reader asks again instead of
+        waiting.
+        """
         key = error_key(transfer_manifest["handle"])
-        status = self._require_store().put(key, json.dumps({"error": error[:2048]}).encode(), self._pinned)
+        status = self._require_store().put(
+            key, json.dumps({"error": error[:2048]}).encode(), self._pinned
+        )
         if status != 0:
             raise RuntimeError(f"store refused the error marker {key}: status {status}")
-        with contextlib.suppress(RefusedError):  # a marker is never refused, but swept like a sample
+        with contextlib.suppress(
+            RefusedError
+        ):  # a marker is never refused, but swept like a sample
             self.held.admit(key, 0, store=self._require_store())
             self.held.confirm(key)
 
-    def _header(self, key: str, *, shape: tuple[int, int, int], buffer: torch.Tensor) -> SampleHeader:
+    def _header(
+        self, key: str, *, shape: tuple[int, int, int], buffer: torch.Tensor
+    ) -> SampleHeader:
         return SampleHeader(
             run_id=self._run_id,
             sample=key.removeprefix(store_key(self._run_id, "")),
@@ -169,7 +194,11 @@ class StampedStore(MooncakeHiddenStatesStore):
                 logger.exception("Sweep of unread hidden states failed; will try again")
                 continue
             if num_removed:
-                logger.warning("Removed %d samples that nobody read within %g s", num_removed, self._orphan_ttl_s)
+                logger.warning(
+                    "Removed %d samples that nobody read within %g s",
+                    num_removed,
+                    self._orphan_ttl_s,
+                )
 
 
 class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
@@ -179,14 +208,21 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         stream = self._kv_transfer_config.get_from_extra_config("stream", None)
         if stream is None:
-            raise ValueError("kv_connector_extra_config has no 'stream'; launch the engine with extraction_args()")
+            raise ValueError(
+                "kv_connector_extra_config has no 'stream'; launch the engine with "
+                "extraction_args()"
+            )
         if len(stream["layer_ids"]) != self._num_hidden_states:
             raise ValueError(
                 f"stream.layer_ids names {len(stream['layer_ids'])} layers,"
                 f" the engine extracts {self._num_hidden_states}"
             )
-        config = MooncakeStoreConfig.from_dict(self._kv_transfer_config.get_from_extra_config("mooncake", {}))
-        self._being_saved: set[str] = set()  # on every rank: what `get_finished` will have to report
+        config = MooncakeStoreConfig.from_dict(
+            self._kv_transfer_config.get_from_extra_config("mooncake", {})
+        )
+        self._being_saved: set[str] = (
+            set()
+        )  # on every rank: what `get_finished` will have to report
         self._store: StampedStore = StampedStore(config, stream=stream)
 
     def _device(self) -> Any:
@@ -194,12 +230,20 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
             return CpuDevice
         return super()._device()
 
-    # Scheduler side ------------------------------------------------------------------------------------------------
+    # Scheduler side
+    # ----------------------------------------------------------------------------------------------
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Queue the save of a named, completed request. Others store nothing and free their blocks at once."""
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Queue the save of a named, completed request. Others store nothing and free their blocks
+        at once.
+        """
         name = (request.kv_transfer_params or {}).get("hidden_states_key")
-        completed = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+        completed = request.status in (
+            RequestStatus.FINISHED_LENGTH_CAPPED,
+            RequestStatus.FINISHED_STOPPED,
+        )
         if name is None or not completed:
             self._request_keys.pop(request.request_id, None)
             return False, None
@@ -211,21 +255,29 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
         self._request_keys[request.request_id] = key
         _, manifest = super().request_finished(request, block_ids)
         assert manifest is not None
-        return True, {"handle": manifest["handle"], "num_tokens": manifest["metadata"]["num_tokens"]}
+        return True, {
+            "handle": manifest["handle"],
+            "num_tokens": manifest["metadata"]["num_tokens"],
+        }
 
-    # Worker side ---------------------------------------------------------------------------------------------------
+    # Worker side
+    # ----------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Connect to the store with the engine's start, so that a missing master fails the start, not a sample."""
+        """Connect to the store with the engine's start, so that a missing master fails the start,
+        not a sample.
+        """
         super().register_kv_caches(kv_caches)
         if self._is_tp_rank_zero:
             self._ensure_store()
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        """Start the saves of the requests that ended in the last step, beside this step's forward pass.
+        """Start the saves of the requests that ended in the last step, beside this step's forward
+        pass.
 
-        Upstream starts them after the pass; a prefill step takes a second or more, in which the sample would hold
-        its credit for nothing. The blocks are not freed before `get_finished` reports the save, so this is safe.
+        Upstream starts them after the pass; a prefill step takes a second or more, in which the
+        sample would hold its credit for nothing. The blocks are not freed before `get_finished`
+        reports the save, so this is safe.
         """
         super().bind_connector_metadata(connector_metadata)
         self._being_saved.update(pending.req_id for pending in connector_metadata.pending_saves)
@@ -240,8 +292,8 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Report finished saves, and only those.
 
-        Upstream saves every request and reports every one. A request that was not saved is already freed, and the
-        scheduler ends the engine when it hears of a request it does not know.
+        Upstream saves every request and reports every one. A request that was not saved is already
+        freed, and the scheduler ends the engine when it hears of a request it does not know.
         """
         saved, loaded = super().get_finished(finished_req_ids & self._being_saved)
         self._being_saved -= saved or set()
@@ -249,9 +301,16 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
 
 
 def _fill(
-    buffer: torch.Tensor, states_TLH: torch.Tensor, token_ids: torch.Tensor, *, place: Layout, dtype: str
+    buffer: torch.Tensor,
+    states_TLH: torch.Tensor,
+    token_ids: torch.Tensor,
+    *,
+    place: Layout,
+    dtype: str,
 ) -> None:
-    """Copy a sample into its staging buffer; bytes between the parts are zeroed so that the checksum is defined."""
+    """Copy a sample into its staging buffer; bytes between the parts are zeroed so that the
+    checksum is defined.
+    """
     parts = [(place.tokens_offset, token_ids.to(torch.int32))]
     if dtype == FLOAT8:
         values_TLH, scales_TL = quantize(states_TLH)

@@ -1,4 +1,6 @@
-"""What an engine has written and nobody has removed: the byte budget on the writing side, and the sweep of orphans."""
+"""What an engine has written and nobody has removed: the byte budget on the writing side, and the
+sweep of orphans.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,27 @@ _OBJECT_NOT_FOUND = -704
 
 
 class RefusedError(RuntimeError):
-    """A sample was refused: over the byte budget, or the store has no room. The client may ask again."""
+    """A sample was refused: over the byte budget, or the store has no room. The client may ask
+    again.
+    """
 
 
 class HeldKeys:
     """Bytes this engine has put into the store and that nobody has removed yet. Thread-safe.
 
-    The store tells nobody when a reader removes a key, so before refusing, and on every sweep, the keys are looked up.
+    The store tells nobody when a reader removes a key, so before refusing, and on every sweep, the
+    keys are looked up.
     """
 
-    def __init__(self, *, budget_bytes: int, orphan_ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, budget_bytes: int, orphan_ttl_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self._budget_bytes = budget_bytes
         self._orphan_ttl_s = orphan_ttl_s
-        self._keys: dict[str, tuple[int, float | None]] = {}  # key -> bytes, time of the put; None: being put
+        self._keys: dict[
+            str, tuple[int, float | None]
+        ] = {}  # key -> bytes, time of the put; None: being put
         self._num_bytes = 0
         self._lock = threading.Lock()
 
@@ -39,7 +48,8 @@ class HeldKeys:
                 self._forget_removed(store)
             if self._num_bytes + num_bytes > self._budget_bytes:
                 raise RefusedError(
-                    f"budget: {self._num_bytes} of {self._budget_bytes} bytes held unread in {len(self._keys)} samples,"
+                    f"budget: {self._num_bytes} of {self._budget_bytes} bytes held unread in "
+                    f"{len(self._keys)} samples,"
                     f" no room for {num_bytes} more"
                 )
             self._keys[key] = (num_bytes, None)
@@ -62,7 +72,11 @@ class HeldKeys:
         with self._lock:
             self._forget_removed(store)
             limit = self._clock() - self._orphan_ttl_s
-            orphans = [key for key, (_, put_at) in self._keys.items() if put_at is not None and put_at < limit]
+            orphans = [
+                key
+                for key, (_, put_at) in self._keys.items()
+                if put_at is not None and put_at < limit
+            ]
         num_removed = 0
         for key in orphans:
             if store.remove(key, force=True) in (0, _OBJECT_NOT_FOUND):

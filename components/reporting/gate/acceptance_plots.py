@@ -1,4 +1,6 @@
-"""Plots of one `AcceptanceReport`: acceptance by slice, position and step, tok/s against requests in flight."""
+"""Plots of one `AcceptanceReport`: acceptance by slice, position and step, tok/s against requests
+in flight.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def plot_acceptance(
     return {name: save(figure, Path(directory) / f"{name}.png") for name, figure in figures.items()}
 
 
-def acceptance_figures(report: AcceptanceReport, *, decision: GateDecision | None = None) -> dict[str, Figure]:
+def acceptance_figures(
+    report: AcceptanceReport, *, decision: GateDecision | None = None
+) -> dict[str, Figure]:
     """Every figure that report and decision have numbers for, by plot name, in reading order."""
     out_above = decision.drafter_out_above if decision is not None else None
     drawn = {
@@ -42,7 +46,10 @@ def acceptance_figures(report: AcceptanceReport, *, decision: GateDecision | Non
 def ordered_arms(report: AcceptanceReport) -> list[ArmReport]:
     """Arms in the order people read them: candidate, champion, untrained, no draft, others."""
     rank = {arm: index for index, arm in enumerate(ARM_ORDER)}
-    return [report.arms[arm] for arm in sorted(report.arms, key=lambda arm: (rank.get(arm, len(rank)), arm))]
+    return [
+        report.arms[arm]
+        for arm in sorted(report.arms, key=lambda arm: (rank.get(arm, len(rank)), arm))
+    ]
 
 
 def acceptance_by_slice(report: AcceptanceReport) -> Figure | None:
@@ -54,25 +61,44 @@ def acceptance_by_slice(report: AcceptanceReport) -> Figure | None:
     names = [*slices, "all"]
     figure, axes = new_figure(
         "Acceptance length by slice",
-        subtitle=f"{report.target.name}, served at temperature {report.temperature:g}; tokens per target step;"
+        subtitle=f"{report.target.name}, served at temperature {report.temperature:g}; tokens "
+        "per target step;"
         " 95 % intervals over prompts",
     )
     width = 0.8 / len(arms)
     for index, arm in enumerate(arms):
-        offsets = [position + (index - (len(arms) - 1) / 2) * width for position in range(len(names))]
-        values = [arm.acceptance_by_slice.get(name, math.nan) for name in slices] + [arm.acceptance_length]
+        offsets = [
+            position + (index - (len(arms) - 1) / 2) * width for position in range(len(names))
+        ]
+        values = [arm.acceptance_by_slice.get(name, math.nan) for name in slices] + [
+            arm.acceptance_length
+        ]
         intervals = [arm.interval_by_slice.get(name) for name in slices] + [arm.acceptance_interval]
         gains = [value - 1.0 for value in values]
-        axes.bar(offsets, gains, bottom=1.0, width=width * 0.92, color=colour(arm.arm), label=label(arm.arm))
+        axes.bar(
+            offsets,
+            gains,
+            bottom=1.0,
+            width=width * 0.92,
+            color=colour(arm.arm),
+            label=label(arm.arm),
+        )
         _intervals(axes, offsets, values, intervals)
         for offset, value, interval in zip(offsets, values, intervals, strict=True):
             if math.isfinite(value):
                 top = interval[1] if interval else value
                 axes.annotate(
-                    f"{value:.2f}", (offset, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8
+                    f"{value:.2f}",
+                    (offset, top),
+                    xytext=(0, 3),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
                 )
     counts = {name: sum(prompt.slice == name for prompt in arms[0].prompts) for name in slices}
-    ticks = [f"{name}\n{counts[name]} prompts" for name in slices] + [f"all\n{len(arms[0].prompts)} prompts"]
+    ticks = [f"{name}\n{counts[name]} prompts" for name in slices] + [
+        f"all\n{len(arms[0].prompts)} prompts"
+    ]
     axes.set_xticks(range(len(names)), ticks)
     axes.set_ylabel("acceptance length (1.0 = no draft)")
     axes.set_ylim(1.0, max(1.1, axes.get_ylim()[1] * 1.06))
@@ -81,13 +107,16 @@ def acceptance_by_slice(report: AcceptanceReport) -> Figure | None:
 
 
 def acceptance_by_position(report: AcceptanceReport) -> Figure | None:
-    """Share of target steps that accepted the draft token at position 1..K; None when no arm drafts."""
+    """Share of target steps that accepted the draft token at position 1..K; None when no arm
+    drafts.
+    """
     arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_position]
     if not arms:
         return None
     figure, axes = new_figure(
         "Acceptance by draft position",
-        subtitle="share of target steps that accepted the draft token at this position (and all before it)",
+        subtitle="share of target steps that accepted the draft token at this position (and all "
+        "before it)",
     )
     for arm in arms:
         positions = range(1, len(arm.acceptance_by_position) + 1)
@@ -106,7 +135,9 @@ def acceptance_by_position(report: AcceptanceReport) -> Figure | None:
 
 
 def accepted_per_step(report: AcceptanceReport) -> Figure | None:
-    """A bar per arm: which share of target steps accepted 0, 1, ... K draft tokens; None without histograms."""
+    """A bar per arm: which share of target steps accepted 0, 1, ... K draft tokens; None without
+    histograms.
+    """
     arms = [arm for arm in ordered_arms(report) if sum(arm.acceptance_histogram)]
     if not arms:
         return None
@@ -120,11 +151,26 @@ def accepted_per_step(report: AcceptanceReport) -> Figure | None:
         for accepted, count in enumerate(arm.acceptance_histogram):
             share = count / total
             strength = 0.18 + 0.82 * accepted / max(1, len(arm.acceptance_histogram) - 1)
-            axes.barh(row, share, left=start, height=0.62, color=colour(arm.arm), alpha=strength, linewidth=0)
+            axes.barh(
+                row,
+                share,
+                left=start,
+                height=0.62,
+                color=colour(arm.arm),
+                alpha=strength,
+                linewidth=0,
+            )
             if share >= 0.04:
                 ink = "white" if strength > 0.55 else INK
                 place = (start + share / 2, row)
-                axes.annotate(f"{accepted}: {share:.0%}", place, ha="center", va="center", fontsize=8, color=ink)
+                axes.annotate(
+                    f"{accepted}: {share:.0%}",
+                    place,
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color=ink,
+                )
             start += share
     axes.set_yticks(range(len(arms)), [label(arm.arm) for arm in arms])
     axes.invert_yaxis()
@@ -135,17 +181,25 @@ def accepted_per_step(report: AcceptanceReport) -> Figure | None:
     return figure
 
 
-def speed_by_concurrency(report: AcceptanceReport, *, out_above: int | None = None) -> Figure | None:
-    """tok/s against requests in flight, a line per arm, the break-even with no draft marked; None without speed."""
+def speed_by_concurrency(
+    report: AcceptanceReport, *, out_above: int | None = None
+) -> Figure | None:
+    """tok/s against requests in flight, a line per arm, the break-even with no draft marked; None
+    without speed.
+    """
     arms = [arm for arm in ordered_arms(report) if arm.speed]
     if not arms:
         return None
     ratios = speedup(report)
-    figure, axes = new_figure("Throughput against requests in flight", subtitle=_speed_subtitle(ratios))
+    figure, axes = new_figure(
+        "Throughput against requests in flight", subtitle=_speed_subtitle(ratios)
+    )
     for arm in arms:
         levels = [point.concurrency for point in arm.speed]
         rates = [point.output_tokens_per_s for point in arm.speed]
-        axes.plot(levels, rates, marker="o", linewidth=2.2, color=colour(arm.arm), label=label(arm.arm))
+        axes.plot(
+            levels, rates, marker="o", linewidth=2.2, color=colour(arm.arm), label=label(arm.arm)
+        )
     _speed_labels(axes, arms)
     levels = sorted({point.concurrency for arm in arms for point in arm.speed})
     axes.set_xscale("log", base=2)
@@ -156,12 +210,18 @@ def speed_by_concurrency(report: AcceptanceReport, *, out_above: int | None = No
     axes.set_xlabel("requests in flight")
     axes.set_ylabel("output tokens per second")
     _mark_loads(axes, break_even(ratios), out_above, levels)
-    axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=len(arms))
+    axes.legend(
+        frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=len(arms)
+    )
     return figure
 
 
-def _mark_loads(axes: Any, even: float | None, out_above: int | None, levels: Sequence[int]) -> None:
-    """The break-even with no draft as a line, and the loads at which the drafter should be out as a shade."""
+def _mark_loads(
+    axes: Any, even: float | None, out_above: int | None, levels: Sequence[int]
+) -> None:
+    """The break-even with no draft as a line, and the loads at which the drafter should be out as a
+    shade.
+    """
     if even is not None:
         axes.axvline(even, color=BAD, linewidth=1.2, linestyle=(0, (4, 3)))
         is_right = math.log2(even) > (math.log2(levels[0]) + math.log2(levels[-1])) / 2
@@ -173,13 +233,20 @@ def _mark_loads(axes: Any, even: float | None, out_above: int | None, levels: Se
     if out_above and out_above < levels[-1]:
         axes.axvspan(out_above, levels[-1] * 1.25, color=BAD, alpha=0.06, linewidth=0)
         axes.annotate(
-            f"drafter out above {out_above}", (out_above, 0.97), xycoords=("data", "axes fraction"), xytext=(6, 0),
-            textcoords="offset points", fontsize=9, color=BAD, va="top",
-        )  # fmt: skip
+            f"drafter out above {out_above}",
+            (out_above, 0.97),
+            xycoords=("data", "axes fraction"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            fontsize=9,
+            color=BAD,
+            va="top",
+        )
 
 
 def break_even(ratios: dict[int, float]) -> float | None:
-    """Requests in flight at which the speed-up first falls to 1, linear in log2 between measured points.
+    """Requests in flight at which the speed-up first falls to 1, linear in log2 between measured
+    points.
 
     None when it never falls to 1 in the measured range, or is below 1 from the start.
     """
@@ -199,9 +266,16 @@ def _speed_subtitle(ratios: dict[int, float]) -> str:
 
 
 def _intervals(
-    axes: Any, offsets: Sequence[float], values: Sequence[float], intervals: Sequence[tuple[float, float] | None]
+    axes: Any,
+    offsets: Sequence[float],
+    values: Sequence[float],
+    intervals: Sequence[tuple[float, float] | None],
 ) -> None:
-    known = [(x, value, ends) for x, value, ends in zip(offsets, values, intervals, strict=True) if ends is not None]
+    known = [
+        (x, value, ends)
+        for x, value, ends in zip(offsets, values, intervals, strict=True)
+        if ends is not None
+    ]
     if known:
         lows = [max(0.0, value - ends[0]) for _, value, ends in known]
         highs = [max(0.0, ends[1] - value) for _, value, ends in known]
@@ -214,12 +288,20 @@ def _intervals(
 def _value_labels(axes: Any, xs: Sequence[float], ys: Sequence[float], pattern: str) -> None:
     for x, y in zip(xs, ys, strict=True):
         axes.annotate(
-            pattern.format(y), (x, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8, color=INK
+            pattern.format(y),
+            (x, y),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=INK,
         )
 
 
 def _speed_labels(axes: Any, arms: Sequence[ArmReport]) -> None:
-    """tok/s beside each point: the fastest arm's above it, the slowest's below, the others' to the right."""
+    """tok/s beside each point: the fastest arm's above it, the slowest's below, the others' to the
+    right.
+    """
     by_level: dict[int, list[tuple[float, str]]] = {}
     for arm in arms:
         for point in arm.speed:
@@ -229,11 +311,19 @@ def _speed_labels(axes: Any, arms: Sequence[ArmReport]) -> None:
         highest = ordered[-1][0]
         for rank, (rate, arm_name) in enumerate(ordered):
             is_top, is_bottom = rank == len(ordered) - 1, rank == 0
-            nearest = min((abs(rate - other) for other, name in rates if name != arm_name), default=highest)
+            nearest = min(
+                (abs(rate - other) for other, name in rates if name != arm_name), default=highest
+            )
             if not (is_top or is_bottom) and nearest < 0.06 * max(highest, 1.0):
                 continue  # it would lie on its neighbour's; the table has it
             offset = (0, 7) if is_top else (0, -14) if is_bottom else (8, -3)
             axes.annotate(
-                f"{rate:.0f}", (level, rate), xytext=offset, textcoords="offset points",
-                ha="center" if is_top or is_bottom else "left", fontsize=8, color=colour(arm_name), fontweight="bold",
-            )  # fmt: skip
+                f"{rate:.0f}",
+                (level, rate),
+                xytext=offset,
+                textcoords="offset points",
+                ha="center" if is_top or is_bottom else "left",
+                fontsize=8,
+                color=colour(arm_name),
+                fontweight="bold",
+            )

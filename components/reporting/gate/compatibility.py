@@ -32,8 +32,11 @@ FEATURE_WORDS: dict[RequestFeature, str] = {
 BADGES = {Served.OK: "pass", Served.REFUSED: "fail", Served.WRONG: "fail", Served.NOT_SENT: "info"}
 
 
-def compatibility_section(table: CompatibilityTable | None, *, required: Collection[RequestFeature] = ()) -> str:
-    """Every kind of request, and what became of it on both engines; empty where it was not measured.
+def compatibility_section(
+    table: CompatibilityTable | None, *, required: Collection[RequestFeature] = ()
+) -> str:
+    """Every kind of request, and what became of it on both engines; empty where it was not
+    measured.
 
     Args:
         table: as measured.
@@ -52,13 +55,20 @@ def compatibility_section(table: CompatibilityTable | None, *, required: Collect
         for row in table.rows
     ]
     lost = [FEATURE_WORDS[row.feature] for row in table.rows if row.is_lost]
-    words = f"Served without a drafter and not with it: {', '.join(lost)}." if lost else "Nothing is lost to drafting."
+    words = (
+        f"Served without a drafter and not with it: {', '.join(lost)}."
+        if lost
+        else "Nothing is lost to drafting."
+    )
     note = (
         f"vLLM {table.engine_version} on {table.device}, method {table.method}, measured"
         f" {table.created_at:%Y-%m-%d %H:%M} UTC on {table.model}, one request at a time."
     )
     columns = ("request", "required", "no draft", "drafting", "")
-    body = f"<p>{escape(words)}</p>{html_table(columns, rows, numbers=())}<p class='note'>{escape(note)}</p>"
+    body = (
+        f"<p>{escape(words)}</p>{html_table(columns, rows, numbers=())}<p "
+        f"class='note'>{escape(note)}</p>"
+    )
     return f"<section><h2>Requests served</h2>{body}</section>\n"
 
 

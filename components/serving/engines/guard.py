@@ -2,13 +2,14 @@
 
     python -I guard.py OWNER_FILE GRACE_S COMMAND...
 
-OWNER_FILE holds the owner's pid and start time; it is read again and again, so a process can hand its engine over to
-another one by writing that one's identity into it.
+OWNER_FILE holds the owner's pid and start time; it is read again and again, so a process can hand
+its engine over to another one by writing that one's identity into it.
 
-The guard leads a session of its own, adopts orphans of that session (Linux subreaper), and ends everything in it when
-the command ends, when it gets SIGTERM or SIGINT, or when the owner is gone, even by SIGKILL. PR_SET_PDEATHSIG on the
-engine alone would not do: it fires when the *thread* that started the child ends, and does not reach grandchildren.
-vLLM leaves the sockets between its processes where it made them, so they get a folder that goes with the guard.
+The guard leads a session of its own, adopts orphans of that session (Linux subreaper), and ends
+everything in it when the command ends, when it gets SIGTERM or SIGINT, or when the owner is gone,
+even by SIGKILL. PR_SET_PDEATHSIG on the engine alone would not do: it fires when the *thread* that
+started the child ends, and does not reach grandchildren. vLLM leaves the sockets between its
+processes where it made them, so they get a folder that goes with the guard.
 """
 
 from __future__ import annotations
@@ -37,8 +38,14 @@ def process_start(pid: int) -> int | None:
 
 
 def session_members(session_id: int) -> list[int]:
-    """Live processes of a session and all their descendants, wherever those have moved to, without the leader."""
-    stats = {pid: fields for pid in _all_pids() if (fields := _stat(pid)) is not None and fields[0] not in "ZX"}
+    """Live processes of a session and all their descendants, wherever those have moved to, without
+    the leader.
+    """
+    stats = {
+        pid: fields
+        for pid in _all_pids()
+        if (fields := _stat(pid)) is not None and fields[0] not in "ZX"
+    }
     members = {pid for pid, fields in stats.items() if int(fields[3]) == session_id}
     members.add(session_id)
     while True:
@@ -70,7 +77,9 @@ def _all_pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on: [0] state, [1] parent, [3] session, [19] start time."""
+    """Fields of /proc/PID/stat from the state on: [0] state, [1] parent, [3] session, [19] start
+    time.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -83,7 +92,9 @@ def _die_with_guard() -> None:
 
 
 def write_owner(owner_file: Path, pid: int) -> None:
-    """Make `pid` the owner, in one step. Raises ProcessLookupError when there is no such process."""
+    """Make `pid` the owner, in one step. Raises ProcessLookupError when there is no such
+    process.
+    """
     start = process_start(pid)
     if start is None:
         raise ProcessLookupError(f"no process {pid}")
@@ -93,7 +104,9 @@ def write_owner(owner_file: Path, pid: int) -> None:
 
 
 def _owner_lives(owner_file: Path) -> bool:
-    """False as well when the file is gone: whoever removed it wants the engine gone, and no owner is left to end it."""
+    """False as well when the file is gone: whoever removed it wants the engine gone, and no owner
+    is left to end it.
+    """
     try:
         pid, start = owner_file.read_text().split()
     except FileNotFoundError:
@@ -102,7 +115,9 @@ def _owner_lives(owner_file: Path) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command until it ends, a signal comes or the owner is gone; leave no process behind."""
+    """Run the command until it ends, a signal comes or the owner is gone; leave no process
+    behind.
+    """
     with tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as sockets:
         os.environ[SOCKETS_VARIABLE] = sockets
         return _run(Path(arguments[0]), float(arguments[1]), arguments[2:])

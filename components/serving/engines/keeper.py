@@ -15,9 +15,11 @@ PORT_GRACE_S = 20.0
 
 
 class EngineKeeper:
-    """Watches one engine of a pool. `check` is to be called about once a second; it never waits for a start.
+    """Watches one engine of a pool. `check` is to be called about once a second; it never waits for
+    a start.
 
-    An engine that ended before it was ever ready is not started again: it would only fail the same way.
+    An engine that ended before it was ever ready is not started again: it would only fail the same
+    way.
 
     Args:
         pool: where the engine was started.
@@ -27,7 +29,12 @@ class EngineKeeper:
     """
 
     def __init__(
-        self, pool: EnginePool, key: str, engine: Engine, *, on_restart: Callable[[int], None] | None = None
+        self,
+        pool: EnginePool,
+        key: str,
+        engine: Engine,
+        *,
+        on_restart: Callable[[int], None] | None = None,
     ) -> None:
         self._pool = pool
         self._key = key
@@ -41,8 +48,8 @@ class EngineKeeper:
         """Start the engine again if it is gone.
 
         Raises:
-            EngineError: it ended before it was ready, or once too often; the telling lines of its log are in the
-                message.
+            EngineError: it ended before it was ready, or once too often; the telling lines of its
+                log are in the message.
             PortInUseError: something else has taken its port, and keeps it.
         """
         if self._engine.is_alive():

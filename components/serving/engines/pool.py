@@ -1,4 +1,6 @@
-"""The engines of one process by key: started once, shared by whoever asks for the same key, all stopped at the end."""
+"""The engines of one process by key: started once, shared by whoever asks for the same key, all
+stopped at the end.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ class EnginePool:
                 return running
             spec = make_spec(self._take_port())
             engine = Engine.start(
-                spec, log_path=self._logs_dir / f"{spec.name}.log", fingerprint=fingerprint, allow_unbound=allow_unbound
+                spec,
+                log_path=self._logs_dir / f"{spec.name}.log",
+                fingerprint=fingerprint,
+                allow_unbound=allow_unbound,
             )
             self._engines[key] = engine
             return engine
@@ -64,7 +69,8 @@ class EnginePool:
 
         Args:
             key: as given to `start`.
-            number: how often that happened; its log gets a name of its own, so that the last words are kept.
+            number: how often that happened; its log gets a name of its own, so that the last words
+                are kept.
 
         Raises:
             PortInUseError, EngineError: as `Engine.start`.
@@ -87,7 +93,8 @@ class EnginePool:
             return next((engine for engine in self._engines.values() if engine.url == url), None)
 
     def revive(self, url: str) -> Engine | None:
-        """Start the engine that served at `url` again, if it has ended, without waiting for it; None if it has not.
+        """Start the engine that served at `url` again, if it has ended, without waiting for it;
+        None if it has not.
 
         Raises:
             PortInUseError, EngineError: as `Engine.start`.
@@ -100,7 +107,8 @@ class EnginePool:
         return self.restart(keys[0], number=self._num_revived)
 
     def _take_port(self) -> int:
-        # An engine binds its port long after its start, so a port once given is not free, whatever a probe says.
+        # An engine binds its port long after its start, so a port once given is not free, whatever
+        # a probe says.
         port = free_engine_port(self._next_port)
         self._next_port = port + 1
         return port
@@ -139,6 +147,9 @@ class EnginePool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

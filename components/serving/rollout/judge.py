@@ -1,21 +1,26 @@
-"""Judges one step of a canary from the requests it served. Pure: records in, verdict and reason out.
+"""Judges one step of a canary from the requests it served. Pure: records in, verdict and reason
+out.
 
 Rules, in this order; the first that speaks decides.
 
-1. errors: the splitter finds the candidate down, or its share of failed requests is above `max_error_share` ->
-   unhealthy, at once. A failure that no arm signed (the splitter answered) counts against the candidate: in doubt the
-   newcomer is to blame. So does a request that the candidate failed and the splitter then gave to the baseline: the
-   client saw an answer, the judge must not.
-2. outputs: greedy answers to the gate's prompts are not the target's own by the gate's rule on losslessness ->
-   unhealthy, at once.
-3. too early: the step is shorter than `step_s`, or the candidate answered fewer than `min_requests` -> undecided.
-4. draft coverage, (steps + accepted) / generated tokens, is below `min_draft_coverage`, over at least
-   `min_requests_for_statistics` requests -> unhealthy: the drafter is not used, whatever acceptance says.
-5. acceptance length, (accepted + steps) / steps, is below `min_acceptance_share` of the gate's, over at least
-   `min_steps_for_acceptance` steps that drafted -> unhealthy. Where a schedule drafts nothing at the step's load, a
-   handful of such steps remain (the last tokens of the last request), and their mean says nothing.
-6. latency: the candidate's p95 is above `max_latency_ratio` times the baseline's in the same step, both over at least
-   `min_requests_for_statistics` requests -> unhealthy.
+1. errors: the splitter finds the candidate down, or its share of failed requests is above
+   `max_error_share` -> unhealthy, at once. A failure that no arm signed (the splitter answered)
+   counts against the candidate: in doubt the newcomer is to blame. So does a request that the
+   candidate failed and the splitter then gave to the baseline: the client saw an answer, the judge
+   must not.
+2. outputs: greedy answers to the gate's prompts are not the target's own by the gate's rule on
+   losslessness -> unhealthy, at once.
+3. too early: the step is shorter than `step_s`, or the candidate answered fewer than `min_requests`
+   -> undecided.
+4. draft coverage, (steps + accepted) / generated tokens, is below `min_draft_coverage`, over at
+   least `min_requests_for_statistics` requests -> unhealthy: the drafter is not used, whatever
+   acceptance says.
+5. acceptance length, (accepted + steps) / steps, is below `min_acceptance_share` of the gate's,
+   over at least `min_steps_for_acceptance` steps that drafted -> unhealthy. Where a schedule drafts
+   nothing at the step's load, a handful of such steps remain (the last tokens of the last request),
+   and their mean says nothing.
+6. latency: the candidate's p95 is above `max_latency_ratio` times the baseline's in the same step,
+   both over at least `min_requests_for_statistics` requests -> unhealthy.
 
 What a rule had too little data for is named in the reason.
 """
@@ -106,10 +111,12 @@ def judge_step(
         settings: limits.
         gate_acceptance_length: what the gate measured; None switches rule 5 off.
         elapsed_s: since the step began.
-        min_draft_coverage: 0 to 1; None switches rule 4 off (a schedule that stops drafting under load).
+        min_draft_coverage: 0 to 1; None switches rule 4 off (a schedule that stops drafting under
+            load).
         num_redispatched: requests of this step that the candidate failed and the baseline answered.
         output_fault: why the candidate's outputs are not the target's own; None: nothing says so.
-        candidate_status: the splitter's word for a candidate that takes no traffic (DOWN); None when it is up.
+        candidate_status: the splitter's word for a candidate that takes no traffic (DOWN); None
+            when it is up.
 
     Returns:
         (verdict, reason): True healthy, False unhealthy, None not decided yet.
@@ -117,7 +124,10 @@ def judge_step(
     candidate, baseline = summarise(records, CANDIDATE), summarise(records, BASELINE)
     if candidate_status is not None:
         return False, f"the splitter finds the candidate {candidate_status}"
-    num_requests, num_errors = candidate.num_requests + num_redispatched, candidate.num_errors + num_redispatched
+    num_requests, num_errors = (
+        candidate.num_requests + num_redispatched,
+        candidate.num_errors + num_redispatched,
+    )
     if num_errors > settings.max_error_share * num_requests:
         first = candidate.first_error or "the splitter sent them to the baseline instead"
         limit = f"allowed {settings.max_error_share:.1%}"
@@ -125,7 +135,11 @@ def judge_step(
     if output_fault is not None:
         return False, output_fault
     if candidate.num_answered < settings.min_requests:
-        return None, f"the candidate answered {candidate.num_answered} of {settings.min_requests} requests needed"
+        return (
+            None,
+            f"the candidate answered {candidate.num_answered} of {settings.min_requests} "
+            "requests needed",
+        )
     if elapsed_s < settings.step_s:
         return None, f"{elapsed_s:.1f} of {settings.step_s:g} s"
     return _judge_statistics(
@@ -155,18 +169,28 @@ def _judge_statistics(
     if gate_acceptance_length is not None:
         if length is None or candidate.num_steps < settings.min_steps_for_acceptance:
             needed = settings.min_steps_for_acceptance
-            notes.append(f"acceptance not judged ({candidate.num_steps} drafted steps, {needed} needed)")
+            notes.append(
+                f"acceptance not judged ({candidate.num_steps} drafted steps, {needed} needed)"
+            )
         else:
             least = settings.min_acceptance_share * gate_acceptance_length
-            notes.append(f"acceptance length {length:.3f}, at least {least:.3f} (gate {gate_acceptance_length:.3f})")
+            notes.append(
+                f"acceptance length {length:.3f}, at least {least:.3f} (gate "
+                f"{gate_acceptance_length:.3f})"
+            )
             if length < least:
                 return False, notes[-1]
     if min(candidate.num_answered, baseline.num_answered) < enough:
-        numbers = f"{candidate.num_answered} and {baseline.num_answered} requests, {enough} of each needed"
+        numbers = (
+            f"{candidate.num_answered} and {baseline.num_answered} requests, {enough} of "
+            "each needed"
+        )
         notes.append(f"latency not judged ({numbers})")
     else:
         ratio = percentile(candidate.latencies_s, 95) / percentile(baseline.latencies_s, 95)
-        notes.append(f"p95 latency {ratio:.2f} x baseline, at most {settings.max_latency_ratio:.2f}")
+        notes.append(
+            f"p95 latency {ratio:.2f} x baseline, at most {settings.max_latency_ratio:.2f}"
+        )
         if ratio > settings.max_latency_ratio:
             return False, notes[-1]
     return True, "; ".join(notes)

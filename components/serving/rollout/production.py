@@ -1,4 +1,6 @@
-"""The engine that answers production traffic behind the splitter, between rollouts and after the flow that began it."""
+"""The engine that answers production traffic behind the splitter, between rollouts and after the
+flow that began it.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,23 @@ class ProductionEngine(Record):
 
     def serves(self, *, fingerprint: TargetFingerprint, checkpoint_digest: str | None) -> bool:
         """Whether this engine serves that drafter (None: no draft) on that target."""
-        return self.fingerprint == fingerprint and self.endpoint.checkpoint_digest == checkpoint_digest
+        return (
+            self.fingerprint == fingerprint and self.endpoint.checkpoint_digest == checkpoint_digest
+        )
 
     def stop(self) -> None:
         """End the engine; it must not hold traffic any more."""
         stop_engine(EngineIdentity(pid=self.pid, start_ticks=self.start_ticks))
 
 
-def put_into_production(engine: Engine, *, fingerprint: TargetFingerprint, folder: Path, owner_pid: int) -> None:
-    """Let `engine` serve on, owned by `owner_pid` (the services' supervisor), and end the one it replaces.
+def put_into_production(
+    engine: Engine, *, fingerprint: TargetFingerprint, folder: Path, owner_pid: int
+) -> None:
+    """Let `engine` serve on, owned by `owner_pid` (the services' supervisor), and end the one it
+    replaces.
 
-    Call it when the splitter sends all traffic to `engine`. The record is written before the old engine ends, so a
-    crash between the two leaves one engine too many, never none.
+    Call it when the splitter sends all traffic to `engine`. The record is written before the old
+    engine ends, so a crash between the two leaves one engine too many, never none.
 
     Raises:
         EngineError: the engine or the new owner is gone.

@@ -1,7 +1,8 @@
-"""Rolls a candidate out: traffic share up step by step while the judge is content, to zero at the first bad sign.
+"""Rolls a candidate out: traffic share up step by step while the judge is content, to zero at the
+first bad sign.
 
-Whatever happens (an unhealthy step, an exception, Ctrl-C), the candidate's weight is zero before this module returns or
-raises, unless every step was healthy.
+Whatever happens (an unhealthy step, an exception, Ctrl-C), the candidate's weight is zero before
+this module returns or raises, unless every step was healthy.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def run_canary(
     check_outputs: CheckOutputs | None = None,
     progress: Progress | None = None,
 ) -> CanaryReport:
-    """Roll the candidate out over `settings.weights_percent`; promoted means it serves all traffic at the end.
+    """Roll the candidate out over `settings.weights_percent`; promoted means it serves all traffic
+    at the end.
 
     Args:
         splitter: HAProxy with the slots `candidate` and `baseline`.
@@ -58,20 +60,25 @@ def run_canary(
         gate_acceptance_length: what the gate measured; None judges no acceptance.
         model: served model name, the same on both engines.
         on_step: called with each finished step.
-        schedule: the candidate's (from, to, K) rows. Where it stops drafting under load, coverage is not judged, and
-            the last step is replayed at the highest load that still drafts, so that acceptance always is.
+        schedule: the candidate's (from, to, K) rows. Where it stops drafting under load, coverage
+            is not judged, and the last step is replayed at the highest load that still drafts, so
+            that acceptance always is.
         temperature: of the replayed requests.
         request_timeout_s: a request that takes longer is an error.
-        check_outputs: says of a step's records why the candidate's outputs are not the target's own; None: not checked.
+        check_outputs: says of a step's records why the candidate's outputs are not the target's
+            own; None: not checked.
         progress: called every few seconds.
 
     Raises:
         ConfigError: shares that do not rise to 100 %, or an unknown baseline kind.
-        RolloutError: something failed that is not the candidate's health; the candidate's weight is zero.
-        SplitterError: HAProxy did not take the engines; traffic goes where it went before, or to the baseline.
+        RolloutError: something failed that is not the candidate's health; the candidate's weight is
+            zero.
+        SplitterError: HAProxy did not take the engines; traffic goes where it went before, or to
+            the baseline.
     """
     _check(candidate, baseline, model=model, baseline_kind=baseline_kind, settings=settings)
-    # Outside of the `try`: until the baseline is placed, the slot `candidate` may hold what serves all traffic.
+    # Outside of the `try`: until the baseline is placed, the slot `candidate` may hold what serves
+    # all traffic.
     _place(splitter, candidate=candidate, baseline=baseline)
 
     def run_step(weight_percent: int) -> CanaryStep:
@@ -92,12 +99,15 @@ def run_canary(
         promoted = all(step.healthy for step in steps)
     except DSparkError as error:
         raise RolloutError(
-            f"the canary was broken off; traffic is on the baseline ({baseline_kind})", got=str(error)
+            f"the canary was broken off; traffic is on the baseline ({baseline_kind})",
+            got=str(error),
         ) from error
     finally:
         if not promoted:
             withdraw(splitter)
-    return _report(steps, candidate_digest=candidate_digest, baseline_kind=baseline_kind, promoted=promoted)
+    return _report(
+        steps, candidate_digest=candidate_digest, baseline_kind=baseline_kind, promoted=promoted
+    )
 
 
 def _climb(
@@ -189,7 +199,9 @@ class _Step:
         )
         duration_s = time.monotonic() - start_s
         if self._healthy:
-            self._judge(records, max(duration_s, self._settings.step_s))  # requests that were in flight count too
+            self._judge(
+                records, max(duration_s, self._settings.step_s)
+            )  # requests that were in flight count too
         return build_step(
             records,
             weight_percent=self._weight_percent,
@@ -202,13 +214,20 @@ class _Step:
     def _watch(self, records: Sequence[RequestRecord], elapsed_s: float) -> bool:
         self._judge(records, elapsed_s)
         if self._healthy is None and elapsed_s >= self._settings.max_step_s:
-            self._healthy, self._reason = False, f"undecided after {elapsed_s:.0f} s: {self._reason}"
+            self._healthy, self._reason = (
+                False,
+                f"undecided after {elapsed_s:.0f} s: {self._reason}",
+            )
         if self._healthy is False:
             # At once, before the requests in flight are waited for.
             self._splitter.set_weight_percent(0)
         if self._progress is not None and elapsed_s >= self._next_word_s:
             self._next_word_s = elapsed_s + PROGRESS_EVERY_S
-            self._progress(f"canary at {self._weight_percent} %", int(elapsed_s), int(self._settings.max_step_s))
+            self._progress(
+                f"canary at {self._weight_percent} %",
+                int(elapsed_s),
+                int(self._settings.max_step_s),
+            )
         return self._healthy is not None
 
     def _judge(self, records: Sequence[RequestRecord], elapsed_s: float) -> None:
@@ -226,7 +245,8 @@ class _Step:
 
 
 def _place(splitter: Splitter, *, candidate: ArmEndpoint, baseline: ArmEndpoint) -> None:
-    """Baseline into its slot and under all traffic first; only then is the candidate's slot touched.
+    """Baseline into its slot and under all traffic first; only then is the candidate's slot
+    touched.
 
     The slot `candidate` may still hold the champion of the last rollout, at 100 %.
     """
@@ -236,14 +256,25 @@ def _place(splitter: Splitter, *, candidate: ArmEndpoint, baseline: ArmEndpoint)
 
 
 def _check(
-    candidate: ArmEndpoint, baseline: ArmEndpoint, *, model: str, baseline_kind: BaselineKind, settings: CanarySettings
+    candidate: ArmEndpoint,
+    baseline: ArmEndpoint,
+    *,
+    model: str,
+    baseline_kind: BaselineKind,
+    settings: CanarySettings,
 ) -> None:
     if baseline_kind not in get_args(BaselineKind):
-        raise ConfigError("no such kind of baseline", got=baseline_kind, expected=" or ".join(get_args(BaselineKind)))
+        raise ConfigError(
+            "no such kind of baseline",
+            got=baseline_kind,
+            expected=" or ".join(get_args(BaselineKind)),
+        )
     weights = settings.weights_percent
     if not weights or list(weights) != sorted(set(weights)) or weights[0] < 1 or weights[-1] != 100:
         raise ConfigError(
-            "canary.weights_percent must rise and end at 100", got=list(weights), expected="such as [1, 5, 25, 50, 100]"
+            "canary.weights_percent must rise and end at 100",
+            got=list(weights),
+            expected="such as [1, 5, 25, 50, 100]",
         )
     if not candidate.model == baseline.model == model:
         raise RolloutError(
@@ -259,18 +290,27 @@ def _coverage_limit(settings: CanarySettings, schedule: Schedule) -> float | Non
 
 
 def _load(settings: CanarySettings, schedule: Schedule, weight_percent: int) -> int:
-    """Requests kept open in a step: the recipe's, but in the last step no more than the schedule drafts for.
+    """Requests kept open in a step: the recipe's, but in the last step no more than the schedule
+    drafts for.
 
     Only there does every request reach the candidate, so that the load on it is known.
     """
-    drafting = [last for first, last, num_drafts in schedule if num_drafts > 0 and first <= settings.requests_in_flight]
+    drafting = [
+        last
+        for first, last, num_drafts in schedule
+        if num_drafts > 0 and first <= settings.requests_in_flight
+    ]
     if weight_percent < 100 or not drafting:
         return settings.requests_in_flight
     return min(settings.requests_in_flight, max(drafting))
 
 
 def _report(
-    steps: Sequence[CanaryStep], *, candidate_digest: str, baseline_kind: BaselineKind, promoted: bool
+    steps: Sequence[CanaryStep],
+    *,
+    candidate_digest: str,
+    baseline_kind: BaselineKind,
+    promoted: bool,
 ) -> CanaryReport:
     last = steps[-1]
     what = "all steps healthy" if promoted else f"stopped at {last.weight_percent} %"

@@ -1,7 +1,9 @@
-"""Moves traffic between two engines through HAProxy's runtime API, without a reload and without a dropped request.
+"""Moves traffic between two engines through HAProxy's runtime API, without a reload and without a
+dropped request.
 
-HAProxy holds one backend with two server slots, `candidate` and `baseline` (components/services renders it). Everything
-else is decided here at run time: which engine sits in a slot, whether it takes traffic, and with what weight.
+HAProxy holds one backend with two server slots, `candidate` and `baseline` (components/services
+renders it). Everything else is decided here at run time: which engine sits in a slot, whether it
+takes traffic, and with what weight.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ ARM_HEADER = "X-Arm"
 
 MAX_WEIGHT = 256
 MAX_SHARE_ERROR = 0.001
-"""Largest difference between the share asked for and the share that HAProxy's integer weights give, 0 to 1."""
+"""Largest difference between the share asked for and the share that HAProxy's integer weights give,
+0 to 1.
+"""
 
 COMMAND_TIMEOUT_S = 5.0
 POLL_S = 0.1
@@ -44,7 +48,8 @@ class SlotState:
         status: HAProxy's word, such as UP, DOWN, MAINT, DRAIN, "UP 1/3".
         num_sessions: requests in flight.
         num_total: requests sent there since HAProxy started.
-        num_redispatched: requests that failed there and were sent to the other slot instead, since HAProxy started.
+        num_redispatched: requests that failed there and were sent to the other slot instead, since
+            HAProxy started.
     """
 
     url: str
@@ -56,19 +61,27 @@ class SlotState:
 
     @property
     def is_up(self) -> bool:
-        """Whether the slot takes traffic; right after maintenance it does before any health check has passed."""
+        """Whether the slot takes traffic; right after maintenance it does before any health check
+        has passed.
+        """
         return self.status.startswith(("UP", "no check"))
 
     @property
     def is_checked(self) -> bool:
-        """Whether the slot takes traffic and its last health check passed ("UP 1/3" is up, not yet checked)."""
+        """Whether the slot takes traffic and its last health check passed ("UP 1/3" is up, not yet
+        checked).
+        """
         return self.status in ("UP", "no check")
 
 
 class Splitter:
-    """Client of one HAProxy: fills the slots `candidate` and `baseline` and splits traffic between them."""
+    """Client of one HAProxy: fills the slots `candidate` and `baseline` and splits traffic between
+    them.
+    """
 
-    def __init__(self, socket_path: Path, frontend_url: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
+    def __init__(
+        self, socket_path: Path, frontend_url: str, *, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> None:
         self.socket_path = Path(socket_path)
         self.frontend_url = frontend_url.rstrip("/")
         self._timeout_s = timeout_s
@@ -76,7 +89,8 @@ class Splitter:
     def assign(self, arm: Arm, url: str, *, ready_timeout_s: float = 10.0) -> None:
         """Put the engine at `url` into a slot and wait until HAProxy's health check finds it up.
 
-        A slot that already holds this engine is left alone, so a champion in service loses no request.
+        A slot that already holds this engine is left alone, so a champion in service loses no
+        request.
 
         Raises:
             SplitterError: HAProxy refuses, or the engine is not up in `ready_timeout_s`.
@@ -98,9 +112,9 @@ class Splitter:
             SplitterError: a share HAProxy's weights cannot give within 0.1 %, or HAProxy refuses.
         """
         candidate, baseline = weights_for(candidate_percent)
-        # At no moment may both weights be zero. And a server keeps its place in HAProxy's rotation when its weight
-        # changes: raised from 1 to 5 % the candidate would wait out the rest of a round of 100. Through zero it enters
-        # anew.
+        # At no moment may both weights be zero. And a server keeps its place in HAProxy's rotation
+        # when its weight changes: raised from 1 to 5 % the candidate would wait out the rest of a
+        # round of 100. Through zero it enters anew.
         changes = [("candidate", candidate), ("baseline", baseline)]
         if baseline:
             changes = [("baseline", baseline), ("candidate", 0), ("candidate", candidate)]
@@ -152,7 +166,8 @@ class Splitter:
         while not (state := self.state()[arm]).is_checked:
             if time.monotonic() > deadline:
                 raise SplitterError(
-                    f"the engine in slot '{arm}' did not pass HAProxy's health check in {timeout_s:g} s",
+                    f"the engine in slot '{arm}' did not pass HAProxy's health check in "
+                    f"{timeout_s:g} s",
                     got=f"{state.url} is {state.status}",
                 )
             time.sleep(POLL_S)
@@ -181,27 +196,36 @@ class Splitter:
 
 
 def weights_for(candidate_percent: float) -> tuple[int, int]:
-    """HAProxy weights (candidate, baseline), the smallest pair of 0 to 256 that gives the share within 0.1 %.
+    """HAProxy weights (candidate, baseline), the smallest pair of 0 to 256 that gives the share
+    within 0.1 %.
 
     Raises:
         SplitterError: not a percentage, or a share no pair of weights gives (such as 0.1 %).
     """
     if not 0 <= candidate_percent <= 100:
-        raise SplitterError("a traffic share is a percentage", got=candidate_percent, expected="0 to 100")
+        raise SplitterError(
+            "a traffic share is a percentage", got=candidate_percent, expected="0 to 100"
+        )
     share = candidate_percent / 100
     if share in (0.0, 1.0):
         return round(100 * share), round(100 * (1 - share))
     if candidate_percent == int(candidate_percent):
-        # Over any 100 requests HAProxy's smooth round robin then sends exactly this many to the candidate.
+        # Over any 100 requests HAProxy's smooth round robin then sends exactly this many to the
+        # candidate.
         divisor = math.gcd(int(candidate_percent), 100)
         return int(candidate_percent) // divisor, (100 - int(candidate_percent)) // divisor
-    pairs = ((abs(c / (c + b) - share), c + b, c, b) for c in range(1, MAX_WEIGHT + 1) for b in _near(c, share))
+    pairs = (
+        (abs(c / (c + b) - share), c + b, c, b)
+        for c in range(1, MAX_WEIGHT + 1)
+        for b in _near(c, share)
+    )
     error, _, candidate, baseline = min(pairs)
     if error > MAX_SHARE_ERROR:
         raise SplitterError(
             "HAProxy's weights cannot give this traffic share",
             got=f"{candidate_percent:g} %",
-            expected=f"0, 100, or {100 / (MAX_WEIGHT + 1):.1f} to {100 * MAX_WEIGHT / (MAX_WEIGHT + 1):.1f} %",
+            expected=f"0, 100, or {100 / (MAX_WEIGHT + 1):.1f} to "
+            f"{100 * MAX_WEIGHT / (MAX_WEIGHT + 1):.1f} %",
         )
     return candidate, baseline
 
@@ -209,11 +233,15 @@ def weights_for(candidate_percent: float) -> tuple[int, int]:
 def _near(candidate: int, share: float) -> list[int]:
     """Baseline weights next to the ideal one for this candidate weight."""
     ideal = candidate * (1 - share) / share
-    return sorted({min(MAX_WEIGHT, max(1, weight)) for weight in (math.floor(ideal), math.ceil(ideal))})
+    return sorted(
+        {min(MAX_WEIGHT, max(1, weight)) for weight in (math.floor(ideal), math.ceil(ideal))}
+    )
 
 
 def is_success(answer: str) -> bool:
-    """Whether HAProxy's answer to a `set` command means yes: it is empty, or says what changed or need not."""
+    """Whether HAProxy's answer to a `set` command means yes: it is empty, or says what changed or
+    need not.
+    """
     text = answer.strip()
     return not text or "changed" in text or text.startswith("no need to change")
 

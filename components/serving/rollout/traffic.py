@@ -1,4 +1,6 @@
-"""Replays prompts as real traffic against the splitter and records, per request, which arm answered and how."""
+"""Replays prompts as real traffic against the splitter and records, per request, which arm answered
+and how.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ Message = Mapping[str, Any]
 Asked = Sequence[Message] | Mapping[str, Any]
 """Chat messages, or a mapping with `messages` and what else the request carries."""
 Watch = Callable[[Sequence["RequestRecord"], float], bool]
-"""Called as watch(records so far, elapsed seconds) after each answer and every WATCH_EVERY_S; True ends the replay."""
+"""Called as watch(records so far, elapsed seconds) after each answer and every WATCH_EVERY_S; True
+ends the replay.
+"""
 
 WATCH_EVERY_S = 0.5
 ERROR_PAUSE_S = 0.2
-"""Pause of one sender after a failed request, so that a dead service is not asked thousands of times a second."""
+"""Pause of one sender after a failed request, so that a dead service is not asked thousands of
+times a second.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +73,17 @@ def replay(
     watch: Watch | None = None,
     request_timeout_s: float = 120.0,
 ) -> list[RequestRecord]:
-    """Send the prompts, over and over, keeping `requests_in_flight` open, until one of the bounds is met.
+    """Send the prompts, over and over, keeping `requests_in_flight` open, until one of the bounds
+    is met.
 
-    Requests in flight at that moment are waited for, so every request that was sent is in the result.
+    Requests in flight at that moment are waited for, so every request that was sent is in the
+    result.
 
     Args:
         url: base URL, without /v1.
         model: served model name.
-        prompts: chat messages of each prompt, or a mapping with `messages` and what else its request carries, as
-            tools; taken in order, from the start again at the end.
+        prompts: chat messages of each prompt, or a mapping with `messages` and what else its
+            request carries, as tools; taken in order, from the start again at the end.
         requests_in_flight: concurrent senders.
         max_tokens: limit per answer.
         temperature: of sampling. No seed is sent: it ends a CPU engine.
@@ -91,14 +99,23 @@ def replay(
         raise RolloutError("there are no prompts to replay")
     if duration_s is None and num_requests is None and watch is None:
         raise RolloutError("a replay needs a bound: duration_s, num_requests or watch")
-    body = {"model": model, "max_tokens": max_tokens, "temperature": temperature, "return_token_ids": True}
+    body = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "return_token_ids": True,
+    }
     bodies = cycle(enumerate([{**body, **_asked(prompt)} for prompt in prompts]))
     replayer = _Replayer(url, bodies, duration_s=duration_s, num_requests=num_requests, watch=watch)
     return asyncio.run(replayer.run(requests_in_flight, request_timeout_s=request_timeout_s))
 
 
 def _asked(prompt: Asked) -> dict[str, Any]:
-    return dict(prompt) if isinstance(prompt, Mapping) else {"messages": [dict(message) for message in prompt]}
+    return (
+        dict(prompt)
+        if isinstance(prompt, Mapping)
+        else {"messages": [dict(message) for message in prompt]}
+    )
 
 
 class _Replayer:
@@ -147,7 +164,9 @@ class _Replayer:
                 await asyncio.sleep(ERROR_PAUSE_S)
 
     def _may_send(self) -> bool:
-        if self._is_over or (self._duration_s is not None and self._elapsed_s() >= self._duration_s):
+        if self._is_over or (
+            self._duration_s is not None and self._elapsed_s() >= self._duration_s
+        ):
             return False
         if self._num_left is not None:
             self._num_left -= 1
@@ -174,7 +193,10 @@ class _Replayer:
             response = await client.post(self._url, json=body)
         except httpx.HTTPError as error:
             return RequestRecord(
-                arm=None, ok=False, latency_s=time.monotonic() - started_at, error=f"{type(error).__name__}: {error}"
+                arm=None,
+                ok=False,
+                latency_s=time.monotonic() - started_at,
+                error=f"{type(error).__name__}: {error}",
             )
         return read_response(response, latency_s=time.monotonic() - started_at)
 
@@ -184,7 +206,9 @@ def read_response(response: httpx.Response, *, latency_s: float) -> RequestRecor
     arm = response.headers.get(ARM_HEADER)
     if response.status_code != httpx.codes.OK:
         words = " ".join(response.text.split())[:120]
-        return RequestRecord(arm=arm, ok=False, latency_s=latency_s, error=f"HTTP {response.status_code}: {words}")
+        return RequestRecord(
+            arm=arm, ok=False, latency_s=latency_s, error=f"HTTP {response.status_code}: {words}"
+        )
     try:
         answer = response.json()
         choice = answer["choices"][0]
@@ -200,4 +224,6 @@ def read_response(response: httpx.Response, *, latency_s: float) -> RequestRecor
             was_cut=choice.get("finish_reason") == "length",
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        return RequestRecord(arm=arm, ok=False, latency_s=latency_s, error=f"not a completion: {error!r}")
+        return RequestRecord(
+            arm=arm, ok=False, latency_s=latency_s, error=f"not a completion: {error!r}"
+        )

@@ -1,14 +1,17 @@
-"""Repairs of vLLM 0.32's rejection sampling on CPU, without which speculation at a temperature is not lossless.
+"""Repairs of vLLM 0.32's rejection sampling on CPU, without which speculation at a temperature is
+not lossless.
 
-The first two faults are in the C++ stand-ins for Triton kernels, touch every speculative method, and spare greedy
-requests; the third ends the engine:
+The first two faults are in the C++ stand-ins for Triton kernels, touch every speculative method,
+and spare greedy requests; the third ends the engine:
 
-- `expand_batch_to_tokens` fills an int64 copy of its output and returns the output itself, which nobody has written:
-  temperature, top-k and top-p of the draft rows are whatever the memory held (vLLM issue 55005).
-- A request admitted with one token to compute is padded with drafts of id -1. The Triton kernel refuses them; the C++
-  one reads beside the row and accepts them, so the request's first token is drawn from the wrong position.
-- A request with top-k in a step that verifies no draft (its last token) makes `apply_top_k_only` take the maximum of
-  nothing, and the engine ends. There is nothing to cut in no rows.
+- `expand_batch_to_tokens` fills an int64 copy of its output and returns the output itself, which
+  nobody has written: temperature, top-k and top-p of the draft rows are whatever the memory held
+  (vLLM issue 55005).
+- A request admitted with one token to compute is padded with drafts of id -1. The Triton kernel
+  refuses them; the C++ one reads beside the row and accepts them, so the request's first token is
+  drawn from the wrong position.
+- A request with top-k in a step that verifies no draft (its last token) makes `apply_top_k_only`
+  take the maximum of nothing, and the engine ends. There is nothing to cut in no rows.
 
 Imported only inside vLLM on CPU, by `dspark_cpu.register`.
 """
@@ -21,12 +24,22 @@ from typing import Any
 import torch
 
 EXPAND_PARAMETERS = ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to")
-REJECTION_PARAMETERS = ("draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens", "draft_probs")
+REJECTION_PARAMETERS = (
+    "draft_token_ids",
+    "num_draft_tokens",
+    "max_spec_len",
+    "cu_num_draft_tokens",
+    "draft_probs",
+)
 """The first parameters of vLLM's `rejection_sample`; the others are passed on."""
 
 
 def expand_batch_to_tokens(
-    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+    x: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
 ) -> torch.Tensor:
     """Repeat each request's value once per draft token, as vLLM's function of that name promises.
 
@@ -41,7 +54,9 @@ def expand_batch_to_tokens(
         [T], in the dtype of `x`.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts.long(), output_size=num_tokens)
+    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(
+        counts.long(), output_size=num_tokens
+    )
 
 
 def skipping_no_rows(apply_top_k_top_p: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -54,10 +69,12 @@ def skipping_no_rows(apply_top_k_top_p: Callable[..., torch.Tensor]) -> Callable
 
 
 def without_padding(rejection_sample: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap vLLM's `rejection_sample` so that padded drafts (-1) count as certain proposals of token 0.
+    """Wrap vLLM's `rejection_sample` so that padded drafts (-1) count as certain proposals of token
+    0.
 
-    The runner clamps its input ids at 0, so token 0 is what the target read at these places. A proposal that is certain
-    is as lossless as any other: kept with p(0), else another token from p without 0.
+    The runner clamps its input ids at 0, so token 0 is what the target read at these places. A
+    proposal that is certain is as lossless as any other: kept with p(0), else another token from p
+    without 0.
     """
 
     def sample(
@@ -77,7 +94,13 @@ def without_padding(rejection_sample: Callable[..., torch.Tensor]) -> Callable[.
                 certain_W[0] = 1.0
                 draft_probs = torch.where(padded_T[:, None], certain_W, draft_probs)
         return rejection_sample(
-            draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, *arguments, **options
+            draft_token_ids,
+            num_draft_tokens,
+            max_spec_len,
+            cu_num_draft_tokens,
+            draft_probs,
+            *arguments,
+            **options,
         )
 
     return sample

@@ -1,22 +1,30 @@
-"""vLLM plug-in that serves DSpark drafters on CPU: `register` is the entry point in group `vllm.general_plugins`.
+"""vLLM plug-in that serves DSpark drafters on CPU: `register` is the entry point in group
+`vllm.general_plugins`.
 
-vLLM drafts DSpark in model runner V2 only, which needs Triton. On CPU the V1 runner serves; it drafts DFlash, whose
-backbone DSpark shares, but would leave the Markov head out without a word. The plug-in closes that gap in four places:
+vLLM drafts DSpark in model runner V2 only, which needs Triton. On CPU the V1 runner serves; it
+drafts DFlash, whose backbone DSpark shares, but would leave the Markov head out without a word. The
+plug-in closes that gap in four places:
 
-1. the reader of `config.json` for "dspark" checkpoints also checks what the CPU path cannot draft, and switches the
-   confidence head off (nothing reads it here, so vLLM skips its weights);
-2. `DFlashProposer` becomes `DSparkProposer` (`dspark_proposer.py`), which samples left to right with the Markov head;
-3. a DSpark drafter that reaches DFlash's own sampling after all raises instead of drafting without its Markov head;
-4. three faults in vLLM's rejection sampling on CPU are repaired (`cpu_sampling.py`): with two of them, no speculative
-   method keeps the target's distribution at a temperature above 0; the third ends the engine at a request with top-k.
+1. the reader of `config.json` for "dspark" checkpoints also checks what the CPU path cannot draft,
+   and switches the confidence head off (nothing reads it here, so vLLM skips its weights);
+2. `DFlashProposer` becomes `DSparkProposer` (`dspark_proposer.py`), which samples left to right
+   with the Markov head;
+3. a DSpark drafter that reaches DFlash's own sampling after all raises instead of drafting without
+   its Markov head;
+4. three faults in vLLM's rejection sampling on CPU are repaired (`cpu_sampling.py`): with two of
+   them, no speculative method keeps the target's distribution at a temperature above 0; the third
+   ends the engine at a request with top-k.
 
-Serve with `{"method": "dflash", "model": DIR, "num_speculative_tokens": K}` where K = block_size - 1. With
-`"draft_sample_method": "probabilistic"` the drafts are samples and their probabilities reach the rejection sampler.
-`DSPARK_CPU_TRACE=FILE` appends one JSON line per request and step: request, position, anchor, drafts.
+Serve with `{"method": "dflash", "model": DIR, "num_speculative_tokens": K}` where K = block_size -
+1. With `"draft_sample_method": "probabilistic"` the drafts are samples and their probabilities
+   reach the rejection sampler.
+`DSPARK_CPU_TRACE=FILE` appends one JSON line per request and step: request, position, anchor,
+drafts.
 
-Every vLLM process loads the plug-in, some more than once. Where the platform is not CPU it does nothing. Where vLLM's
-internals have drifted from what it needs, the engine still serves without a drafter (the last rung of a rollback),
-and a DSpark checkpoint is refused with one message that names the drift.
+Every vLLM process loads the plug-in, some more than once. Where the platform is not CPU it does
+nothing. Where vLLM's internals have drifted from what it needs, the engine still serves without a
+drafter (the last rung of a rollback), and a DSpark checkpoint is refused with one message that
+names the drift.
 """
 
 from __future__ import annotations
@@ -66,7 +74,9 @@ def register() -> None:
 
 
 def _find_drift(native: ConfigReader | None) -> str | None:
-    """What in this vLLM differs from what the plug-in needs, in words; None when all is as expected."""
+    """What in this vLLM differs from what the plug-in needs, in words; None when all is as
+    expected.
+    """
     from vllm import ModelRegistry
     from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
     from vllm.model_executor.models.qwen3_dspark import Qwen3DSparkForCausalLM
@@ -79,7 +89,9 @@ def _find_drift(native: ConfigReader | None) -> str | None:
         return "no reader for speculators' 'dspark' configs"
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
         return f"no model architecture {ARCHITECTURE}"
-    missing = [name for name in _MODEL_METHODS if not callable(getattr(Qwen3DSparkForCausalLM, name, None))]
+    missing = [
+        name for name in _MODEL_METHODS if not callable(getattr(Qwen3DSparkForCausalLM, name, None))
+    ]
     if missing:
         return f"Qwen3DSparkForCausalLM lacks {', '.join(missing)}"
     if not issubclass(Qwen3DSparkForCausalLM, DFlashQwen3ForCausalLM):
@@ -100,13 +112,16 @@ def _find_drift(native: ConfigReader | None) -> str | None:
 
 
 def _install_proposer() -> None:
-    """Put `DSparkProposer` where the V1 runner looks for `DFlashProposer`, and guard the road around it."""
+    """Put `DSparkProposer` where the V1 runner looks for `DFlashProposer`, and guard the road
+    around it.
+    """
     from vllm.model_executor.models.qwen3_dspark import Qwen3DSparkForCausalLM
 
     from components.serving.vllm_plugin.dspark_proposer import DSparkProposer
 
-    # The runner's module takes the name at its import. Importing it here would cost every API server half a second,
-    # so the source is rebound, and the runner too in the processes where it is already loaded.
+    # The runner's module takes the name at its import. Importing it here would cost every API
+    # server half a second, so the source is rebound, and the runner too in the processes where it
+    # is already loaded.
     dflash: Any = importlib.import_module("vllm.v1.spec_decode.dflash")
     dflash.DFlashProposer = DSparkProposer
     runner: Any = sys.modules.get(_RUNNER_MODULE)
@@ -137,7 +152,9 @@ def _refuse_plain_sampling(_model: object, _hidden_states: object) -> None:
 
 def _checking_reader(native: ConfigReader | None) -> ConfigReader:
     def read_dspark(config_dict: dict[str, Any], pre_trained_config: dict[str, Any]) -> None:
-        """vLLM's own reader, then: refuse what the CPU path cannot draft, and drop the confidence head."""
+        """vLLM's own reader, then: refuse what the CPU path cannot draft, and drop the confidence
+        head.
+        """
         check_servable(config_dict)
         assert native is not None
         native(config_dict=config_dict, pre_trained_config=pre_trained_config)
@@ -161,13 +178,16 @@ def _refusing_reader(drift: str) -> ConfigReader:
 
 
 def check_servable(config: dict[str, Any]) -> None:
-    """Check that the V1 runner's DFlash layout can draft for a speculators "dspark" config (a parsed config.json).
+    """Check that the V1 runner's DFlash layout can draft for a speculators "dspark" config (a
+    parsed config.json).
 
     Raises:
-        CheckpointError: the block is sampled from the anchor, the Markov head is not the vanilla one, or a layer
-            uses sliding-window attention (trained over the block, but served per position by vLLM).
+        CheckpointError: the block is sampled from the anchor, the Markov head is not the vanilla
+            one, or a layer uses sliding-window attention (trained over the block, but served per
+            position by vLLM).
     """
-    # An absent key means True to speculators, which trained the drafter, and False to vLLM: the trainer is believed.
+    # An absent key means True to speculators, which trained the drafter, and False to vLLM: the
+    # trainer is believed.
     if config.get("sample_from_anchor", True):
         raise CheckpointError(
             "this DSpark drafter samples from the anchor, which the CPU path cannot draft",
@@ -177,7 +197,9 @@ def check_servable(config: dict[str, Any]) -> None:
         )
     head = config.get("markov_head_type", "vanilla")
     if head != "vanilla":
-        raise CheckpointError("vLLM serves only the vanilla Markov head", got=f"markov_head_type={head}")
+        raise CheckpointError(
+            "vLLM serves only the vanilla Markov head", got=f"markov_head_type={head}"
+        )
     layer_types = (config.get("transformer_layer_config") or {}).get("layer_types") or []
     if "sliding_attention" in layer_types:
         raise CheckpointError(

@@ -1,10 +1,13 @@
-"""The V1 runner's DFlash proposer, extended by DSpark's sequential sampling. Imported only inside vLLM on CPU.
+"""The V1 runner's DFlash proposer, extended by DSpark's sequential sampling. Imported only inside
+vLLM on CPU.
 
 Shapes: B requests, K draft tokens, H hidden, V draft vocabulary, W target vocabulary.
-One forward pass over the query block [anchor, mask * K] of each request gives hidden states at the K masks. Then, left
-to right (DSpark, section "semi-autoregressive drafting"; vLLM's runner V2 does the same on GPUs):
+One forward pass over the query block [anchor, mask * K] of each request gives hidden states at the
+K masks. Then, left to right (DSpark, section "semi-autoregressive drafting"; vLLM's runner V2 does
+the same on GPUs):
 
-    logits_k = lm_head(hidden_k) + W2 W1[x_{k-1}],   x_0 = anchor,   x_k ~ softmax(logits_k / temperature) or argmax
+    logits_k = lm_head(hidden_k) + W2 W1[x_{k-1}],   x_0 = anchor,   x_k ~ softmax(logits_k /
+    temperature) or argmax
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 from components.errors import CheckpointError, ConfigError, EngineError
 
 TRACE_VARIABLE = "DSPARK_CPU_TRACE"
-"""Environment variable: file that gets one JSON line per request and step (request, position, anchor, drafts)."""
+"""Environment variable: file that gets one JSON line per request and step (request, position,
+anchor, drafts).
+"""
 
 
 class DSparkProposer(DFlashProposer):
-    """Drafts DSpark checkpoints through their Markov head, and plain DFlash ones exactly as vLLM does.
+    """Drafts DSpark checkpoints through their Markov head, and plain DFlash ones exactly as vLLM
+    does.
 
     Args:
         vllm_config: the engine's configuration; its speculative method is "dflash".
@@ -80,8 +86,9 @@ class DSparkProposer(DFlashProposer):
             sampling_metadata: vLLM's, one row per request.
 
         Returns:
-            Draft tokens as target ids [B * K], and their probabilities [B * K, W], float32: None when every request is
-            greedy or drafts are not sampled (the rejection sampler then takes the drafts as certain).
+            Draft tokens as target ids [B * K], and their probabilities [B * K, W], float32: None
+            when every request is greedy or drafts are not sampled (the rejection sampler then takes
+            the drafts as certain).
         """
         if not isinstance(self.model, Qwen3DSparkForCausalLM):
             plain: tuple[torch.Tensor, torch.Tensor | None] = super()._sample_draft_tokens(
@@ -106,10 +113,14 @@ class DSparkProposer(DFlashProposer):
         return drafts_BK.flatten(), torch.stack(probs, dim=1).flatten(0, 1) if probs else None
 
     def _biased(self, logits_BV: torch.Tensor, previous_B: torch.Tensor) -> torch.Tensor:
-        """Backbone logits plus the Markov bias of the previous token, in float32: a bf16 sum makes ties."""
+        """Backbone logits plus the Markov bias of the previous token, in float32: a bf16 sum makes
+        ties.
+        """
         if self.model.config.markov_rank == 0:
             return logits_BV.float()
-        return logits_BV.float() + self.model.markov_bias(self.model.markov_embed(previous_B)).float()
+        return (
+            logits_BV.float() + self.model.markov_bias(self.model.markov_embed(previous_B)).float()
+        )
 
     def _in_target_vocabulary(self, probs_BV: torch.Tensor) -> torch.Tensor:
         """[B, V] over draft ids -> [B, W] over target ids; zero where the drafter has no token."""
@@ -122,7 +133,8 @@ class DSparkProposer(DFlashProposer):
         """Anchor ids and positions [B] from the query block that `propose` has just run.
 
         Raises:
-            EngineError: the block is not [anchor, mask * K] per request, so drafts would start from wrong tokens.
+            EngineError: the block is not [anchor, mask * K] per request, so drafts would start from
+                wrong tokens.
         """
         stride = self.num_speculative_tokens + 1
         block = self.input_ids[: num_reqs * stride].view(num_reqs, stride)
@@ -130,17 +142,26 @@ class DSparkProposer(DFlashProposer):
             raise EngineError(
                 "vLLM's DFlash query layout is not the one the CPU DSpark plug-in needs",
                 got=f"first block {block[0].tolist()}",
-                expected=f"an anchor, then {self.num_speculative_tokens} times mask {self.parallel_drafting_token_id}",
+                expected=f"an anchor, then {self.num_speculative_tokens} times mask "
+                f"{self.parallel_drafting_token_id}",
                 fix="Serve without a drafter, or with the vLLM version this project pins.",
             )
         return block[:, 0].long(), self.positions[: num_reqs * stride : stride]
 
     def _write_trace(
-        self, path: Path, anchors_B: torch.Tensor, positions_B: torch.Tensor, drafts_BK: torch.Tensor
+        self,
+        path: Path,
+        anchors_B: torch.Tensor,
+        positions_B: torch.Tensor,
+        drafts_BK: torch.Tensor,
     ) -> None:
         requests = self._runner.input_batch.req_ids
         columns = (requests, positions_B.tolist(), anchors_B.tolist(), drafts_BK.tolist())
         names = ("request", "position", "anchor", "drafts")
-        # Opened for each step, so that a reader sees whole steps and an engine that is ended loses none.
+        # Opened for each step, so that a reader sees whole steps and an engine that is ended loses
+        # none.
         with path.open("a") as file:
-            file.writelines(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in zip(*columns, strict=True))
+            file.writelines(
+                json.dumps(dict(zip(names, row, strict=True))) + "\n"
+                for row in zip(*columns, strict=True)
+            )

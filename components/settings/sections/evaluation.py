@@ -34,64 +34,92 @@ class EvaluationSettings(Settings):
     )
     warm_prefix: WarmPrefixSettings | None = Field(
         default=None,
-        description="Questions on one long shared prefix, cold and warm, for each arm. None: not measured.",
+        description="Questions on one long shared prefix, cold and warm, for each arm. None: "
+        "not measured.",
     )
     max_tokens: int = Field(default=96, ge=8)
     temperatures: tuple[float, ...] = Field(
-        default=(0.0,), min_length=1, description="the first is measured in full, the others on num_sampled_prompts"
+        default=(0.0,),
+        min_length=1,
+        description="the first is measured in full, the others on num_sampled_prompts",
     )
     num_sampled_prompts: int = Field(
         default=16, ge=2, description="prompts, of all slices, per further temperature or length"
     )
-    acceptance_concurrency: int = Field(default=4, ge=1, description="requests in flight while acceptance is measured")
+    acceptance_concurrency: int = Field(
+        default=4, ge=1, description="requests in flight while acceptance is measured"
+    )
     speed_concurrency: tuple[int, ...] = (1, 4, 8)
     speed_requests: int = Field(
         default=4,
         ge=1,
-        description="Requests per arm and round, each round other prompts; a round with more in flight sends as many as"
+        description="Requests per arm and round, each round other prompts; a round with more in "
+        "flight sends as many as"
         " those.",
     )
     speed_repeats: int = Field(
         default=6,
         ge=1,
-        description="Interleaved rounds at each concurrency. They are the units of gate.min_speedup: one round decides"
+        description="Interleaved rounds at each concurrency. They are the units of "
+        "gate.min_speedup: one round decides"
         " nothing, and many small ones decide more than a few large ones. Medians are shown.",
     )
     draft_lengths: tuple[int, ...] = Field(
         default=(),
-        description="numbers of draft tokens below the drafter's own to measure too, each on one more engine:"
-        " acceptance over num_sampled_prompts, and speed; the shipped schedule takes the fastest at each load",
+        description="numbers of draft tokens below the drafter's own to measure too, each on "
+        "one more engine:"
+        " acceptance over num_sampled_prompts, and speed; the shipped schedule takes the "
+        "fastest at each load",
     )
     rivals: tuple[RivalMethod, ...] = Field(
         default=(),
-        description="ways of drafting without a drafter to measure beside the candidate, each on one"
-        " more engine over all prompts: ngram, and suffix, which needs the package arctic-inference",
+        description="ways of drafting without a drafter to measure beside the candidate, "
+        "each on one"
+        " more engine over all prompts: ngram, and suffix, which needs the package "
+        "arctic-inference",
     )
-    rival_draft_tokens: int = Field(default=5, ge=1, description="most draft tokens of a rival per target step")
+    rival_draft_tokens: int = Field(
+        default=5, ge=1, description="most draft tokens of a rival per target step"
+    )
     ngram_lookup: tuple[int, int] = Field(
-        default=(2, 5), description="shortest and longest run of tokens that the ngram rival looks up"
+        default=(2, 5),
+        description="shortest and longest run of tokens that the ngram rival looks up",
     )
-    num_untrained_prompts: int = Field(default=8, ge=0, description="prompts the untrained drafter is measured on")
+    num_untrained_prompts: int = Field(
+        default=8, ge=0, description="prompts the untrained drafter is measured on"
+    )
     num_gap_prompts: int = Field(
-        default=16, ge=1, description="prompts, of all slices, for gate.max_train_served_gap, where that is set"
+        default=16,
+        ge=1,
+        description="prompts, of all slices, for gate.max_train_served_gap, where that is set",
     )
-    max_excluded_share: float = Field(default=0.1, ge=0, lt=1, description="prompts the engine may refuse as too long")
+    max_excluded_share: float = Field(
+        default=0.1, ge=0, lt=1, description="prompts the engine may refuse as too long"
+    )
     measure_schedule: bool = Field(
-        default=False, description="measure the speed of the schedule that would be shipped, on one more engine"
+        default=False,
+        description="measure the speed of the schedule that would be shipped, on one more engine",
     )
     prompts_per_checkpoint: int = Field(
-        default=64, ge=1, description="kept and checked together: what an engine that dies costs at most"
+        default=64,
+        ge=1,
+        description="kept and checked together: what an engine that dies costs at most",
     )
 
     num_draw_prompts: int = Field(
         default=4,
         ge=1,
-        description="Prompts whose first tokens are drawn many times at each temperature above 0, with the drafter and"
+        description="Prompts whose first tokens are drawn many times at each temperature above "
+        "0, with the drafter and"
         " without it, for the test of losslessness there.",
     )
-    num_draws: int = Field(default=128, ge=20, description="Draws of each of those prompts on each of the two engines.")
+    num_draws: int = Field(
+        default=128, ge=20, description="Draws of each of those prompts on each of the two engines."
+    )
     draw_tokens: int = Field(
-        default=4, ge=2, description="Tokens of each draw; the first comes from the prefill and never from a draft."
+        default=4,
+        ge=2,
+        description="Tokens of each draw; the first comes from the prefill and never from a draft.",
     )
 
     @model_validator(mode="after")
@@ -106,7 +134,9 @@ class EvaluationSettings(Settings):
     def _distinct(self) -> Self:
         if min(self.temperatures) < 0 or len(set(self.temperatures)) != len(self.temperatures):
             raise ValueError("temperatures must differ and not be negative")
-        if min(self.draft_lengths, default=1) < 1 or len(set(self.draft_lengths)) != len(self.draft_lengths):
+        if min(self.draft_lengths, default=1) < 1 or len(set(self.draft_lengths)) != len(
+            self.draft_lengths
+        ):
             raise ValueError("draft_lengths must differ and be at least 1")
         if len(set(self.rivals)) != len(self.rivals):
             raise ValueError("rivals must differ")
@@ -117,7 +147,10 @@ class EvaluationSettings(Settings):
     @property
     def num_prompts_by_slice(self) -> dict[str, int]:
         """Prompts asked for, by slice, whether built-in or one's own."""
-        return {name: one.num_prompts if isinstance(one, SliceSettings) else one for name, one in self.slices.items()}
+        return {
+            name: one.num_prompts if isinstance(one, SliceSettings) else one
+            for name, one in self.slices.items()
+        }
 
     @property
     def own_slices(self) -> dict[str, SliceSettings]:

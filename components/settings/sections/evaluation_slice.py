@@ -26,12 +26,19 @@ class SliceSettings(Settings):
         default=None,
         description="JSONL, JSON, Parquet, Arrow or text file, or a folder of them (kind: file).",
     )
-    repo_id: str | None = Field(default=None, description="Id of a Hugging Face data set (kind: huggingface).")
-    preset: str | None = Field(default=None, description="Name of the preset (kind: preset). None: the slice's name.")
-    subset: str | None = Field(default=None, description="Configuration of a Hub data set that has several.")
+    repo_id: str | None = Field(
+        default=None, description="Id of a Hugging Face data set (kind: huggingface)."
+    )
+    preset: str | None = Field(
+        default=None, description="Name of the preset (kind: preset). None: the slice's name."
+    )
+    subset: str | None = Field(
+        default=None, description="Configuration of a Hub data set that has several."
+    )
     revision: str | None = Field(
         default=None,
-        description="Commit, tag or branch of a Hub data set. Only a commit always measures the same prompts.",
+        description="Commit, tag or branch of a Hub data set. Only a commit always measures the "
+        "same prompts.",
     )
     split: str | None = Field(default=None, description="None: the preset's, else train.")
     column: str | None = Field(
@@ -39,7 +46,9 @@ class SliceSettings(Settings):
         description="Column with OpenAI messages, ShareGPT turns or a prompt. None: the preset's,"
         " else messages, else what curation/rows.py knows.",
     )
-    max_rows: int | None = Field(default=None, ge=1, description="Rows read from the start of the source. None: all.")
+    max_rows: int | None = Field(
+        default=None, ge=1, description="Rows read from the start of the source. None: all."
+    )
     keep_out: Literal["all", "chosen"] = Field(
         default="all",
         description="What of the source is kept out of training: all rows that are read, so that"
@@ -67,7 +76,9 @@ class SliceSettings(Settings):
 class WarmPrefixSettings(Settings):
     """Questions on one long shared prefix, each asked cold and warm."""
 
-    num_questions: int = Field(default=8, ge=2, le=24, description="Questions, each asked once cold and once warm.")
+    num_questions: int = Field(
+        default=8, ge=2, le=24, description="Questions, each asked once cold and once warm."
+    )
     prefix_tokens: int = Field(
         default=600,
         ge=64,

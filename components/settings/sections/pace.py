@@ -10,29 +10,39 @@ from components.settings.base import Settings
 class PaceSettings(Settings):
     """A run that takes its amounts from the machine: the recipe's own are the most it does.
 
-    The machine is probed once the plain engine is up; what is chosen is said before it is done. Given up are, in this
-    order: conversations with their share of training, speed at loads other than `gate.serving_concurrency`, the
-    untrained drafter, prompts per slice, length of a canary step. Rules and their levels never.
+    The machine is probed once the plain engine is up; what is chosen is said before it is done.
+    Given up are, in this order: conversations with their share of training, speed at loads other
+    than `gate.serving_concurrency`, the untrained drafter, prompts per slice, length of a canary
+    step. Rules and their levels never.
     """
 
     ends_within_s: float = Field(
         gt=0,
-        description="Seconds from the start of the command to its last line; set-up counts where the flow is told"
+        description="Seconds from the start of the command to its last line; set-up counts "
+        "where the flow is told"
         " when the command began.",
     )
     min_conversations: int = Field(
         default=200,
         ge=8,
-        description="Conversations below which no drafter worth measuring is trained; training goes down with them.",
+        description="Conversations below which no drafter worth measuring is trained; training "
+        "goes down with them.",
     )
     min_prompts_per_slice: int = Field(
-        default=8, ge=2, description="Evaluation prompts that each slice keeps, or all of a smaller slice."
+        default=8,
+        ge=2,
+        description="Evaluation prompts that each slice keeps, or all of a smaller slice.",
     )
-    min_canary_step_s: float = Field(default=6.0, gt=0, description="Seconds that each step of the canary keeps.")
+    min_canary_step_s: float = Field(
+        default=6.0, gt=0, description="Seconds that each step of the canary keeps."
+    )
     probe_s: float = Field(
         default=15.0,
         gt=0,
         le=60,
-        description="Seconds in which the engine's rate is watched under as many requests as curation has in flight.",
+        description="Seconds in which the engine's rate is watched under as many requests as "
+        "curation has in flight.",
     )
-    probe_steps: int = Field(default=3, ge=1, le=20, description="Training steps measured; their median counts.")
+    probe_steps: int = Field(
+        default=3, ge=1, le=20, description="Training steps measured; their median counts."
+    )

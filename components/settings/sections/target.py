@@ -12,15 +12,25 @@ from components.settings.base import Settings
 class TargetSettings(Settings):
     """Where the target's weights come from."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="short name; the model is '<name>-drafter'")
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9.-]*$", description="short name; the model is '<name>-drafter'"
+    )
     source: Literal["package", "huggingface", "local"]
-    package: str | None = Field(default=None, description="distribution that ships a GGUF file (source: package)")
+    package: str | None = Field(
+        default=None, description="distribution that ships a GGUF file (source: package)"
+    )
     package_version: str | None = None
-    package_file: str | None = Field(default=None, description="path of the GGUF file inside the distribution")
+    package_file: str | None = Field(
+        default=None, description="path of the GGUF file inside the distribution"
+    )
     sha256: str | None = Field(default=None, description="of the GGUF file, 64 hex digits")
     repo_id: str | None = Field(default=None, description="Hugging Face id (source: huggingface)")
-    revision: str | None = Field(default=None, description="commit or tag; a moving branch is allowed but warned of")
-    path: str | None = Field(default=None, description="local folder with safetensors (source: local)")
+    revision: str | None = Field(
+        default=None, description="commit or tag; a moving branch is allowed but warned of"
+    )
+    path: str | None = Field(
+        default=None, description="local folder with safetensors (source: local)"
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -1,14 +1,16 @@
 """The gate's command line: measure and decide, decide on a report, or check a decision.
 
-    python -m components.stages.gate.command --recipe demo --candidate DIR [--champion DIR] --out-dir DIR
-    python -m components.stages.gate.command --recipe demo --report report.json [--champion DIR]
-    python -m components.stages.gate.command --recipe demo --report report.json --decision gate_decision.json
+    python -m components.stages.gate.command --recipe demo --candidate DIR [--champion DIR]
+    --out-dir DIR python -m components.stages.gate.command --recipe demo --report report.json
+    [--champion DIR] python -m components.stages.gate.command --recipe demo --report report.json
+    --decision gate_decision.json
 
-exits with 0 for pass, 1 for fail, 2 for inconclusive, 3 when nothing could be measured or decided, so that a rollout
-controller or a CI job can call it. Where a champion serves, name it: a report without it is then inconclusive. The
-third form decides again by the recipe; a decision that was changed, is not signed though a key is configured, or does
-not follow from the report, is refused. What was measured stays in `<out-dir>/measurements`: run again after a failure,
-it goes on from there.
+exits with 0 for pass, 1 for fail, 2 for inconclusive, 3 when nothing could be measured or decided,
+so that a rollout controller or a CI job can call it. Where a champion serves, name it: a report
+without it is then inconclusive. The third form decides again by the recipe; a decision that was
+changed, is not signed though a key is configured, or does not follow from the report, is refused.
+What was measured stays in `<out-dir>/measurements`: run again after a failure, it goes on from
+there.
 """
 
 from __future__ import annotations
@@ -72,16 +74,27 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="python -m components.stages.gate.command", description="Measure a drafter and decide on it.")
+    parser = _Parser(
+        prog="python -m components.stages.gate.command",
+        description="Measure a drafter and decide on it.",
+    )
     parser.add_argument("--recipe", required=True, help="name in configs/ or path of a YAML file")
     parser.add_argument("--budget", help="overlay of the recipe")
     parser.add_argument("--candidate", type=Path, help="checkpoint folder to measure on vLLM")
-    parser.add_argument("--champion", type=Path, help="checkpoint folder it is compared with, on the same prompts")
+    parser.add_argument(
+        "--champion", type=Path, help="checkpoint folder it is compared with, on the same prompts"
+    )
     parser.add_argument("--target", type=Path, help="folder of the target; none: the recipe's own")
-    parser.add_argument("--out-dir", type=Path, help="folder for report, decision, page, plots and engine logs")
+    parser.add_argument(
+        "--out-dir", type=Path, help="folder for report, decision, page, plots and engine logs"
+    )
     parser.add_argument("--report", type=Path, help="AcceptanceReport as JSON, measured before")
-    parser.add_argument("--decision", type=Path, help="GateDecision as JSON to check against --report")
-    parser.add_argument("--fingerprint", type=Path, help="TargetFingerprint as JSON that the report must be about")
+    parser.add_argument(
+        "--decision", type=Path, help="GateDecision as JSON to check against --report"
+    )
+    parser.add_argument(
+        "--fingerprint", type=Path, help="TargetFingerprint as JSON that the report must be about"
+    )
     parser.add_argument("--out", type=Path, help="write the GateDecision here")
     return parser
 
@@ -109,7 +122,9 @@ def _measured(options: argparse.Namespace) -> GateDecision:
         )
         look = next_look(state_dir, target.fingerprint, candidate)
         report = measure_gate(run, Contest(target, candidate, champion, look=look))
-    decision = decide_gate(run, report, Asked(recipe, options.budget, prompts, champion_to_beat(candidate, champion)))
+    decision = decide_gate(
+        run, report, Asked(recipe, options.budget, prompts, champion_to_beat(candidate, champion))
+    )
     record_look(state_dir, report, decision)
     print(f"measured; page: {options.out_dir / 'plots' / 'gate.html'}", file=sys.stderr)
     return decision
@@ -121,14 +136,24 @@ def _decided(options: argparse.Namespace) -> GateDecision:
     recipe = as_paced(load_recipe(options.recipe, budget=options.budget), report)
     decision = GateDecision.read(options.decision) if options.decision else None
     champion = _checkpoint(options.champion)
-    champion_digest = champion.digest if champion is not None else decision.champion_digest if decision else None
+    champion_digest = (
+        champion.digest if champion is not None else decision.champion_digest if decision else None
+    )
     asked = Asked(recipe, options.budget, prompts_of(recipe), champion_digest)
     if decision is not None:
         check_decision(decision, report, asked=asked, signing_key=signing_key())
         return decision
-    fingerprint = TargetFingerprint.read(options.fingerprint) if options.fingerprint else report.target.fingerprint
+    fingerprint = (
+        TargetFingerprint.read(options.fingerprint)
+        if options.fingerprint
+        else report.target.fingerprint
+    )
     return decide(
-        report, settings=recipe.gate, asked=asked, expected_fingerprint=fingerprint, signing_key=signing_key()
+        report,
+        settings=recipe.gate,
+        asked=asked,
+        expected_fingerprint=fingerprint,
+        signing_key=signing_key(),
     )
 
 
@@ -139,7 +164,9 @@ def _checkpoint(folder: Path | None) -> CheckpointRef | None:
 def _target(recipe: Recipe, folder: Path | None) -> TargetRef:
     if folder is None:
         return resolve_target(recipe.target, cache_dir=resolve_state_dir(), engine=recipe.engine)
-    return make_target_ref(recipe.target.name, path=folder, source=f"folder {folder.name}", engine=recipe.engine)
+    return make_target_ref(
+        recipe.target.name, path=folder, source=f"folder {folder.name}", engine=recipe.engine
+    )
 
 
 def progress_lines() -> Progress:

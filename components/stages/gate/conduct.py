@@ -1,4 +1,6 @@
-"""The gate, conducted: arms served, measured in turns, put into a report, decided on, shown. One order for everyone."""
+"""The gate, conducted: arms served, measured in turns, put into a report, decided on, shown. One
+order for everyone.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,13 @@ from components.evaluation.requests.compatibility import compatibility_of
 from components.evaluation.rules.asked import Asked, expected_loads
 from components.evaluation.rules.decide import decide
 from components.evaluation.rules.looks import at_look
-from components.evaluation.rules.rivals import MeasuredRival, beaten_by, measure_rival, rivals_of, with_rivals
+from components.evaluation.rules.rivals import (
+    MeasuredRival,
+    beaten_by,
+    measure_rival,
+    rivals_of,
+    with_rivals,
+)
 from components.evaluation.speed import measure_speed
 from components.evaluation.warm_prefix import measure_warm_prefix
 from components.reporting.gate.acceptance_plots import plot_acceptance
@@ -87,12 +95,28 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
     outputs = _outputs(run, arms, step)
     if contest.untrained is not None and settings.num_untrained_prompts > 0:
         outputs.measured[UNTRAINED] = step("measure untrained", lambda: _untrained(run, contest))
-    further = step("measure further temperatures", lambda: _further(run, arms)) if settings.temperatures[1:] else {}
-    sampled = step("draw sampled outputs", lambda: _sampled(run, arms)) if max(settings.temperatures) > 0 else ()
-    lengths = step("measure shorter drafts", lambda: _lengths(run, contest, arms)) if settings.draft_lengths else []
+    further = (
+        step("measure further temperatures", lambda: _further(run, arms))
+        if settings.temperatures[1:]
+        else {}
+    )
+    sampled = (
+        step("draw sampled outputs", lambda: _sampled(run, arms))
+        if max(settings.temperatures) > 0
+        else ()
+    )
+    lengths = (
+        step("measure shorter drafts", lambda: _lengths(run, contest, arms))
+        if settings.draft_lengths
+        else []
+    )
     rivals = step("measure rivals", lambda: _rivals(run, contest, arms)) if settings.rivals else []
     table = step("send every kind of request", lambda: _compatibility(run, contest, arms))
-    prefix = step("measure the shared prefix", lambda: _warm_prefix(run, arms)) if settings.warm_prefix else ()
+    prefix = (
+        step("measure the shared prefix", lambda: _warm_prefix(run, arms))
+        if settings.warm_prefix
+        else ()
+    )
     gap = None
     if run.recipe.gate.max_train_served_gap is not None:
         gap = step("train-served gap", lambda: _gap(run, contest, arms))
@@ -100,7 +124,9 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
     speed = step("measure speed", lambda: _speed(run, arms))
     if settings.measure_schedule:
         schedule = choose_schedule(measured_ratios(speed, candidate, lengths))
-        speed |= step("measure the shipped schedule", lambda: _speed_of_schedule(run, contest, arms, schedule))
+        speed |= step(
+            "measure the shipped schedule", lambda: _speed_of_schedule(run, contest, arms, schedule)
+        )
 
     report = build_report(
         contest.target,
@@ -140,12 +166,16 @@ def decide_gate(run: GateRun, report: AcceptanceReport, asked: Asked) -> GateDec
     texts = {prompt.prompt_id: prompt.text for prompt in run.prompts}
     groups = acceptance_groups(arm for arm in report.arms.values() if arm.arm != UNTRAINED)
     rivals = beaten_by(report, at_look(run.recipe.gate, report.look))
-    write_gate_page(report, decision, plots / "gate.html", prompts=texts, groups=groups, rivals=rivals)
+    write_gate_page(
+        report, decision, plots / "gate.html", prompts=texts, groups=groups, rivals=rivals
+    )
     return decision
 
 
 def serve_arms(run: GateRun, contest: Contest) -> dict[str, ArmEndpoint]:
-    """Candidate, champion (if it is another drafter) and no draft, each on its own engine, all up at once."""
+    """Candidate, champion (if it is another drafter) and no draft, each on its own engine, all up
+    at once.
+    """
     target = contest.target
     with run.stage("engine start"):
         engines = {
@@ -154,8 +184,11 @@ def serve_arms(run: GateRun, contest: Contest) -> dict[str, ArmEndpoint]:
         }
         champion = contest.rival_champion
         if champion is not None:
-            # It may be bound to the target's last version: measuring it here is how we learn what it is still worth.
-            engines[CHAMPION] = drafting_engine(run, target, champion, name=CHAMPION, allow_unbound=True)
+            # It may be bound to the target's last version: measuring it here is how we learn what
+            # it is still worth.
+            engines[CHAMPION] = drafting_engine(
+                run, target, champion, name=CHAMPION, allow_unbound=True
+            )
         for arm, engine in engines.items():
             engine.wait_ready(progress=run.progress_of(f"start of {arm}"))
     return {arm: engine.endpoint(arm) for arm, engine in engines.items()}
@@ -170,18 +203,26 @@ def remeasure_champion(run: GateRun, target: TargetRef, champion: CheckpointRef)
 
 
 def _outputs(run: GateRun, arms: Arms, step: Step) -> Outputs:
-    """No draft before and after the others, so that it is measured against itself in turns with them."""
+    """No draft before and after the others, so that it is measured against itself in turns with
+    them.
+    """
     plain = arms[NO_DRAFT]
     loads = expected_loads(run.recipe, num_draft_tokens=arms[CANDIDATE].num_draft_tokens)
 
-    measured = {NO_DRAFT: step("measure no_draft", lambda: run.measure(plain, with_logprobs=bool(loads)))}
+    measured = {
+        NO_DRAFT: step("measure no_draft", lambda: run.measure(plain, with_logprobs=bool(loads)))
+    }
     itself = {
-        load: step(f"measure no_draft at {load} in flight", partial(_again, run, plain, load)) for load in loads[1:]
+        load: step(f"measure no_draft at {load} in flight", partial(_again, run, plain, load))
+        for load in loads[1:]
     }
     for arm, endpoint in arms.items():
         if arm != NO_DRAFT:
             measured[arm] = step(f"measure {arm}", partial(run.measure, endpoint))
-    itself |= {load: step("measure no_draft once more", partial(_again, run, plain, load)) for load in loads[:1]}
+    itself |= {
+        load: step("measure no_draft once more", partial(_again, run, plain, load))
+        for load in loads[:1]
+    }
     return Outputs(measured, itself)
 
 
@@ -189,20 +230,27 @@ def _keep_answers(plain: Measured) -> PlainAnswers:
     """No draft's answers, by which a rollout tells whether outputs are still the target's."""
     return PlainAnswers(
         answers={
-            name: PlainAnswer(token_ids=answer.token_ids, top=answer.top) for name, answer in plain.answers.items()
+            name: PlainAnswer(token_ids=answer.token_ids, top=answer.top)
+            for name, answer in plain.answers.items()
         }
     )
 
 
 def _again(run: GateRun, plain: ArmEndpoint, num_in_flight: int) -> Measured:
     settings = run.recipe.evaluation.model_copy(update={"acceptance_concurrency": num_in_flight})
-    return run.measure(plain, settings=settings, with_logprobs=True, name=f"{NO_DRAFT}-again-at-{num_in_flight}")
+    return run.measure(
+        plain, settings=settings, with_logprobs=True, name=f"{NO_DRAFT}-again-at-{num_in_flight}"
+    )
 
 
 def _untrained(run: GateRun, contest: Contest) -> Measured:
-    """What training is compared with (random weights, or the parent as it was), on a few prompts."""
+    """What training is compared with (random weights, or the parent as it was), on a few
+    prompts.
+    """
     assert contest.untrained is not None
-    stride = max(1, len(run.prompts) // run.recipe.evaluation.num_untrained_prompts)  # some of every slice
+    stride = max(
+        1, len(run.prompts) // run.recipe.evaluation.num_untrained_prompts
+    )  # some of every slice
     with run.stage("engine start"):
         engine = drafting_engine(run, contest.target, contest.untrained, name=UNTRAINED)
         engine.wait_ready(progress=run.progress_of("start of the untrained drafter"))
@@ -218,7 +266,9 @@ def _further(run: GateRun, arms: Arms) -> dict[float, dict[str, Measured]]:
     prompts = sampled_prompts(run.prompts, settings)
     return {
         temperature: {
-            arm: run.measure(endpoint, prompts=prompts, settings=at_temperature(settings, temperature))
+            arm: run.measure(
+                endpoint, prompts=prompts, settings=at_temperature(settings, temperature)
+            )
             for arm, endpoint in arms.items()
             if endpoint.num_draft_tokens
         }
@@ -227,7 +277,9 @@ def _further(run: GateRun, arms: Arms) -> dict[float, dict[str, Measured]]:
 
 
 def _sampled(run: GateRun, arms: Arms) -> tuple[SampledOutputs, ...]:
-    """First tokens drawn many times with the candidate and without a drafter, at each temperature above 0."""
+    """First tokens drawn many times with the candidate and without a drafter, at each temperature
+    above 0.
+    """
     settings = run.recipe.evaluation
     with run.stage("draw sampled outputs"):
         return tuple(
@@ -249,7 +301,9 @@ def _lengths(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredLength]
     lengths = []
     for shorter in shorter_drafts(contest.candidate, run.recipe.evaluation):
         with run.stage("engine start"):
-            engine = drafting_engine(run, contest.target, shorter, name=f"draft-{shorter.num_draft_tokens}")
+            engine = drafting_engine(
+                run, contest.target, shorter, name=f"draft-{shorter.num_draft_tokens}"
+            )
             engine.wait_ready(progress=run.progress_of("start of a shorter draft"))
         try:
             with run.stage("measure shorter drafts"):
@@ -283,7 +337,10 @@ def _rivals(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredRival]:
                 run.prompts,
                 measure=lambda endpoint, prompts: run.measure(endpoint, prompts=prompts),
                 speed=lambda endpoints, prompts: measure_speed(
-                    endpoints, prompts, settings=settings, progress=run.progress_of("speed of rivals")
+                    endpoints,
+                    prompts,
+                    settings=settings,
+                    progress=run.progress_of("speed of rivals"),
                 ),
             )
         finally:
@@ -293,7 +350,9 @@ def _rivals(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredRival]:
 
 
 def _compatibility(run: GateRun, contest: Contest, arms: Arms) -> CompatibilityTable:
-    """Requests that the plain engine serves and the drafting one does not; measured once per engine version."""
+    """Requests that the plain engine serves and the drafting one does not; measured once per engine
+    version.
+    """
     with run.stage("send every kind of request"):
         return compatibility_of(
             arms[NO_DRAFT],
@@ -338,14 +397,19 @@ def _speed(run: GateRun, arms: Arms) -> dict[str, tuple[SpeedPoint, ...]]:
     """tok/s by requests in flight, arms interleaved."""
     with run.stage("measure speed"):
         return measure_speed(
-            list(arms.values()), run.prompts, settings=run.recipe.evaluation, progress=run.progress_of("speed")
+            list(arms.values()),
+            run.prompts,
+            settings=run.recipe.evaluation,
+            progress=run.progress_of("speed"),
         )
 
 
 def _speed_of_schedule(
     run: GateRun, contest: Contest, arms: Arms, schedule: Schedule
 ) -> Mapping[str, tuple[SpeedPoint, ...]]:
-    """The schedule that would be shipped, as it would be served: one more engine, for as long as this takes."""
+    """The schedule that would be shipped, as it would be served: one more engine, for as long as
+    this takes.
+    """
     if len({row[2] for row in schedule}) < 2:
         return {}  # one K at every load: the candidate's own speed is the schedule's
     with run.stage("engine start"):

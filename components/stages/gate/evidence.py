@@ -15,17 +15,22 @@ from components.stages.gate.same_weights import champion_to_beat
 from components.stages.prompts import prompts_of
 
 
-def check_evidence(registry: Registry, release: Release, *, recipe: str, champion: CheckpointRef | None) -> None:
-    """Decide again from the release's report, under the recipe and overlay it was gated by, as they are now.
+def check_evidence(
+    registry: Registry, release: Release, *, recipe: str, champion: CheckpointRef | None
+) -> None:
+    """Decide again from the release's report, under the recipe and overlay it was gated by, as they
+    are now.
 
     Args:
         registry: that holds decision and report.
         release: with its checkpoint on this machine.
         recipe: name or path.
-        champion: the drafter in service, which the report must compare the release with; None: there is none.
+        champion: the drafter in service, which the report must compare the release with; None:
+            there is none.
 
     Raises:
-        RegistryError: the evidence does not bear the release, or is not signed where a key is configured.
+        RegistryError: the evidence does not bear the release, or is not signed where a key is
+            configured.
     """
     decision, report = gate_decision_of(registry, release), acceptance_report_of(registry, release)
     try:
@@ -39,8 +44,11 @@ def check_evidence(registry: Registry, release: Release, *, recipe: str, champio
         check_decision(decision, report, asked=asked, signing_key=signing_key())
     except (ConfigError, EvaluationError) as error:
         raise RegistryError(
-            f"{release.model_name} version {release.version} may not serve: its evidence does not bear it",
+            f"{release.model_name} version {release.version} may not serve: its evidence does "
+            "not bear it",
             got=str(error),
             fix="Gate the drafter again: prefect deployment run 'gate-drafter/<recipe>'.",
         ) from None
-    check_releasable(checkpoint=release.checkpoint, target=release.target, gate=decision, report=report)
+    check_releasable(
+        checkpoint=release.checkpoint, target=release.target, gate=decision, report=report
+    )

@@ -1,7 +1,8 @@
-"""How often a candidate was measured for a decision on a target: each look spends some of the rules' levels.
+"""How often a candidate was measured for a decision on a target: each look spends some of the
+rules' levels.
 
-One append-only file per candidate and target, a line per report that was decided on. Deciding on the same report again
-is no new look; measuring again is, whatever prompts were added.
+One append-only file per candidate and target, a line per report that was decided on. Deciding on
+the same report again is no new look; measuring again is, whatever prompts were added.
 """
 
 from __future__ import annotations
@@ -52,10 +53,15 @@ def _reports(path: Path) -> list[str]:
     if not path.is_file():
         return []
     try:
-        return [str(json.loads(line)["report"]) for line in path.read_text().splitlines() if line.strip()]
+        return [
+            str(json.loads(line)["report"])
+            for line in path.read_text().splitlines()
+            if line.strip()
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} is not a list of looks",
             got=f"{type(error).__name__}: {error}",
-            fix="Repair its last line, or move the file away: the next measurement then counts as the first.",
+            fix="Repair its last line, or move the file away: the next measurement then counts "
+            "as the first.",
         ) from None

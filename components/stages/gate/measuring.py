@@ -1,4 +1,6 @@
-"""Measurements that outlive an engine, of shorter drafts, of the shipped schedule, and of the train-served gap."""
+"""Measurements that outlive an engine, of shorter drafts, of the shipped schedule, and of the
+train-served gap.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from components.contracts import ArmEndpoint, CheckpointRef, Progress, SpeedPoint, TargetRef, TrainServedGap
+from components.contracts import (
+    ArmEndpoint,
+    CheckpointRef,
+    Progress,
+    SpeedPoint,
+    TargetRef,
+    TrainServedGap,
+)
 from components.errors import EvaluationError
 from components.evaluation.acceptance import Measured, measure_acceptance
 from components.evaluation.draft_schedule import ratios_by_length
@@ -41,10 +50,12 @@ def measure_surviving(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Measured:
-    """`measure_acceptance`, going on where it was when the engine dies: it is started again, up to twice.
+    """`measure_acceptance`, going on where it was when the engine dies: it is started again, up to
+    twice.
 
     Args:
-        endpoint, prompts, settings, request_timeout_s, with_logprobs, progress: as `measure_acceptance`.
+        endpoint, prompts, settings, request_timeout_s, with_logprobs, progress: as
+        `measure_acceptance`.
         engines: the pool that started the engine; another's engine is not started again.
         journals: folder of the files that keep what was measured.
         name: of this measurement's file, where an arm is measured more than once; None: the arm's.
@@ -87,7 +98,9 @@ def sampled_prompts(prompts: Sequence[Prompt], settings: EvaluationSettings) -> 
 
 
 def shorter_drafts(checkpoint: CheckpointRef, settings: EvaluationSettings) -> list[CheckpointRef]:
-    """The checkpoint as it is served with each of the recipe's numbers of draft tokens below its own, longest first."""
+    """The checkpoint as it is served with each of the recipe's numbers of draft tokens below its
+    own, longest first.
+    """
     lengths = sorted(settings.draft_lengths, reverse=True)
     return [
         checkpoint.model_copy(update={"num_draft_tokens": length})
@@ -127,11 +140,18 @@ def measure_length(
 
 
 def measured_ratios(
-    speed: Mapping[str, Sequence[SpeedPoint]], candidate: CheckpointRef, lengths: Sequence[MeasuredLength]
+    speed: Mapping[str, Sequence[SpeedPoint]],
+    candidate: CheckpointRef,
+    lengths: Sequence[MeasuredLength],
 ) -> dict[int, dict[int, float]]:
-    """Throughput over no draft by number of draft tokens and load, as `schedule.ratios_by_length`."""
+    """Throughput over no draft by number of draft tokens and load, as
+    `schedule.ratios_by_length`.
+    """
     shorter = {
-        one.measured.endpoint.num_draft_tokens: {"candidate": one.speed, "no_draft": one.no_draft_speed}
+        one.measured.endpoint.num_draft_tokens: {
+            "candidate": one.speed,
+            "no_draft": one.no_draft_speed,
+        }
         for one in lengths
     }
     return ratios_by_length(speed, candidate.num_draft_tokens, shorter)
@@ -145,7 +165,9 @@ def measure_scheduled(
     settings: EvaluationSettings,
     progress: Progress | None = None,
 ) -> Mapping[str, tuple[SpeedPoint, ...]]:
-    """Speed of the shipped schedule and, interleaved with it, of no draft once more: only such two can be compared."""
+    """Speed of the shipped schedule and, interleaved with it, of no draft once more: only such two
+    can be compared.
+    """
     arms = [
         scheduled.model_copy(update={"arm": SCHEDULED}),
         plain.model_copy(update={"arm": BESIDE_SCHEDULED}),
@@ -170,7 +192,8 @@ def measure_gap(
     progress: Progress,
     on_line: Callable[[str], None],
 ) -> TrainServedGap:
-    """A candidate teacher-forced, through reference decoding and as served, on some prompts of every slice.
+    """A candidate teacher-forced, through reference decoding and as served, on some prompts of
+    every slice.
 
     The first two run the target again, in a process of their own beside the engines.
 

@@ -1,4 +1,6 @@
-"""The recipe that a report was measured by, where the recipe lets the machine's pace choose amounts."""
+"""The recipe that a report was measured by, where the recipe lets the machine's pace choose
+amounts.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from components.settings import Recipe
 
 
 def as_paced(recipe: Recipe, report: AcceptanceReport) -> Recipe:
-    """`recipe` with the prompts per slice and the loads that `report` holds, within what its pace may give up.
+    """`recipe` with the prompts per slice and the loads that `report` holds, within what its pace
+    may give up.
 
-    Nothing is less than the pace's minimum or more than the recipe's own amount, so a report with fewer prompts is
-    still told to lack them. A recipe without a pace stays as it is.
+    Nothing is less than the pace's minimum or more than the recipe's own amount, so a report with
+    fewer prompts is still told to lack them. A recipe without a pace stays as it is.
     """
     if recipe.pace is None:
         return recipe
@@ -27,10 +30,13 @@ def as_paced(recipe: Recipe, report: AcceptanceReport) -> Recipe:
         full.model_copy(
             update={
                 "slices": {
-                    name: min(number, max(least.slices[name], counts[name])) for name, number in full.slices.items()
+                    name: min(number, max(least.slices[name], counts[name]))
+                    for name, number in full.slices.items()
                 },
                 "speed_concurrency": tuple(
-                    level for level in full.speed_concurrency if level in loads or level in least.speed_concurrency
+                    level
+                    for level in full.speed_concurrency
+                    if level in loads or level in least.speed_concurrency
                 ),
             }
         ),

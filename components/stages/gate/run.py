@@ -40,7 +40,8 @@ class GateRun:
         budget: overlay of the recipe.
         prompts: of all slices.
         engines: pool that starts and stops the arms.
-        cache_dir: folder of what outlives this run: the table of request kinds of each engine version.
+        cache_dir: folder of what outlives this run: the table of request kinds of each engine
+            version.
         out_dir: folder of journals, report, decision, plots and page.
         stage: times a stage of this name.
         progress_of: makes the progress of a named piece of work.
@@ -66,7 +67,9 @@ class GateRun:
         with_logprobs: bool = False,
         name: str | None = None,
     ) -> Measured:
-        """Acceptance of one arm; by default over all prompts by the recipe's settings. See `measure_surviving`."""
+        """Acceptance of one arm; by default over all prompts by the recipe's settings. See
+        `measure_surviving`.
+        """
         told = name or endpoint.arm
         with self.stage(f"measure {endpoint.arm}") as clock:
             measured = measure_surviving(
@@ -91,7 +94,8 @@ class Contest:
     Attributes:
         target: that all arms serve.
         candidate: the drafter to decide on.
-        champion: the one in service, on the same prompts; it may be bound to the target's last version.
+        champion: the one in service, on the same prompts; it may be bound to the target's last
+            version.
         untrained: what training is compared with, on a few prompts.
         look: how often the candidate was measured for a decision on this target, this included.
     """

@@ -20,8 +20,8 @@ from components.stages.prompts import prompts_of
 
 
 def replayed_prompts(registry: Registry, release: Release, recipe: Recipe) -> list[Prompt]:
-    """The gate's prompts that a rollout replays: its figures are what the judge expects. Those that it left out as too
-    long would only be refused again.
+    """The gate's prompts that a rollout replays: its figures are what the judge expects. Those that
+    it left out as too long would only be refused again.
 
     Raises:
         RegistryError: the gate's report is missing or damaged.
@@ -30,10 +30,14 @@ def replayed_prompts(registry: Registry, release: Release, recipe: Recipe) -> li
     return [prompt for prompt in prompts_of(recipe) if prompt.prompt_id not in left_out]
 
 
-def output_check(registry: Registry, release: Release, recipe: Recipe, prompts: Sequence[Prompt]) -> CheckOutputs:
-    """Says of replayed requests why the candidate's greedy outputs are not the target's own; None where they are.
+def output_check(
+    registry: Registry, release: Release, recipe: Recipe, prompts: Sequence[Prompt]
+) -> CheckOutputs:
+    """Says of replayed requests why the candidate's greedy outputs are not the target's own; None
+    where they are.
 
-    Over the whole rollout, a lossless engine is called lossy with the chance `gate.losslessness_alpha` of the recipe.
+    Over the whole rollout, a lossless engine is called lossy with the chance
+    `gate.losslessness_alpha` of the recipe.
 
     Args:
         registry: that holds the release's evidence.
@@ -47,12 +51,16 @@ def output_check(registry: Registry, release: Release, recipe: Recipe, prompts: 
     """
     with tempfile.TemporaryDirectory() as folder:
         plain = PlainAnswers.read(download_extra(registry, release, PLAIN_ANSWERS, Path(folder)))
-    watch = OutputWatch(acceptance_report_of(registry, release), plain, alpha=recipe.gate.losslessness_alpha)
+    watch = OutputWatch(
+        acceptance_report_of(registry, release), plain, alpha=recipe.gate.losslessness_alpha
+    )
 
     def check(records: Sequence[RequestRecord]) -> str | None:
         for record in records:
             if record.ok and record.arm == CANDIDATE:
-                watch.add(prompts[record.prompt].prompt_id, record.token_ids, was_cut=record.was_cut)
+                watch.add(
+                    prompts[record.prompt].prompt_id, record.token_ids, was_cut=record.was_cut
+                )
         return watch.fault()
 
     return check

@@ -44,7 +44,8 @@ class Validation:
         lm_head_VH: the target's full output head.
         drafter: gives the final norm and the draft vocabulary.
         num_draft_tokens: K.
-        slices: slice of each sample id, e.g. the source of a conversation; none where slices are not told apart.
+        slices: slice of each sample id, e.g. the source of a conversation; none where slices are
+            not told apart.
 
     Raises:
         TrainingError: no pack has a supervised token.
@@ -73,7 +74,9 @@ class Validation:
             if num_anchors >= max_anchors:
                 break
         if not self._packs:
-            raise TrainingError("the validation split has no supervised tokens to measure acceptance on")
+            raise TrainingError(
+                "the validation split has no supervised tokens to measure acceptance on"
+            )
 
     @torch.no_grad()
     def measure(self, objective: BlockObjective, *, step: int, elapsed_s: float) -> ValidationPoint:
@@ -82,11 +85,16 @@ class Validation:
         walks: list[_Walk] = []
         for held in self._packs:
             device = held.argmax_T.device  # the drafter's; packs wait in host memory
-            scores = objective(held.pack.to(device), held.blocks.to(device), held.argmax_T, held.mass_T)
+            scores = objective(
+                held.pack.to(device), held.blocks.to(device), held.argmax_T, held.mass_T
+            )
             losses.append(float(scores.loss))
             walks += self._walks(held, scores)
         greedy, expected = _lengths(walks), _Sums.of([one.expected for one in walks])
-        by_slice = {name: _lengths([one for one in walks if one.slice == name]) for name in self._names(walks)}
+        by_slice = {
+            name: _lengths([one for one in walks if one.slice == name])
+            for name in self._names(walks)
+        }
         positions = _Sums.of([one.prefix_NK for one in walks])
         return ValidationPoint(
             step=step,
@@ -95,7 +103,8 @@ class Validation:
             loss=float(np.mean(losses)),
             acceptance_length=greedy.means[0],
             acceptance_interval=greedy.intervals[0],
-            walked_acceptance_length=sum(one.num_tokens for one in walks) / sum(one.num_steps for one in walks),
+            walked_acceptance_length=sum(one.num_tokens for one in walks)
+            / sum(one.num_steps for one in walks),
             expected_acceptance_length=expected.means[0],
             expected_interval=expected.intervals[0],
             acceptance_by_position=positions.means,
@@ -119,7 +128,9 @@ class Validation:
                 num_tokens=int(lengths_N[steps].sum()),
                 num_steps=len(steps),
             )
-            for (start, end, first, last), steps in zip(held.blocks.spans, walk(held.blocks, lengths_N), strict=True)
+            for (start, end, first, last), steps in zip(
+                held.blocks.spans, walk(held.blocks, lengths_N), strict=True
+            )
         ]
 
     @staticmethod
@@ -172,8 +183,10 @@ def _lengths(walks: list[_Walk]) -> _Sums:
 
 
 def walk(blocks: Blocks, lengths_N: np.ndarray) -> list[np.ndarray]:
-    """Per document with anchors, the blocks that decoding would draft: from its first anchor on, each is as far from
-    the one before as that one's acceptance length; int64 places among the N anchors."""
+    """Per document with anchors, the blocks that decoding would draft: from its first anchor on,
+    each is as far from the one before as that one's acceptance length; int64 places among the N
+    anchors.
+    """
     anchors_N = blocks.anchors_N.cpu().numpy()
     walks = []
     for _, _, first, last in blocks.spans:
@@ -187,18 +200,26 @@ def walk(blocks: Blocks, lengths_N: np.ndarray) -> list[np.ndarray]:
 
 
 @torch.no_grad()
-def target_words(pack: Pack, lm_head_VH: torch.Tensor, drafter: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Full-vocabulary argmax and draft-vocabulary mass after each supervised token's predecessor, in chunks."""
+def target_words(
+    pack: Pack, lm_head_VH: torch.Tensor, drafter: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Full-vocabulary argmax and draft-vocabulary mass after each supervised token's predecessor,
+    in chunks.
+    """
     argmax_T = torch.full((pack.num_tokens,), -1, dtype=torch.long)
     mass_T = torch.ones(pack.num_tokens)
     # Only states that a slot is predicted from are needed: those at supervised tokens.
     needed = torch.nonzero(pack.supervised_T).flatten()
     for chunk in needed.split(max(1, 4 * CHUNK_ELEMENTS // len(lm_head_VH))):
-        states_CH = drafter.verifier_norm(pack.states_TLH[chunk, -1].float().to(drafter.verifier_norm.weight.device))
+        states_CH = drafter.verifier_norm(
+            pack.states_TLH[chunk, -1].float().to(drafter.verifier_norm.weight.device)
+        )
         logits_CV = (states_CH.to(lm_head_VH.dtype) @ lm_head_VH.T).float()
         argmax_T[chunk] = logits_CV.argmax(-1).cpu()
         if drafter.t2d is not None:
-            inside = torch.logsumexp(logits_CV[:, drafter.t2d.bool()], -1) - torch.logsumexp(logits_CV, -1)
+            inside = torch.logsumexp(logits_CV[:, drafter.t2d.bool()], -1) - torch.logsumexp(
+                logits_CV, -1
+            )
             mass_T[chunk] = inside.exp().cpu()
     device = drafter.lm_head.weight.device
     return argmax_T.to(device), mass_T.to(device)

@@ -1,4 +1,5 @@
-"""Calibrates a trained drafter's confidence head on held-out conversations: what it says, and what becomes of it.
+"""Calibrates a trained drafter's confidence head on held-out conversations: what it says, and what
+becomes of it.
 
 Shapes: T tokens, N blocks, K draft positions, V target vocabulary, H hidden.
 """
@@ -23,8 +24,9 @@ from components.training.packing import Blocks, Pack, choose_blocks
 class Confidences:
     """Blocks of held-out conversations, drafted greedily as served.
 
-    `logits_NK` of the confidence head; `accepted_NK` says whether draft k is the target's argmax, over its full
-    vocabulary; both mean something where `valid_NK`. `conversations_N` numbers the conversations from 0.
+    `logits_NK` of the confidence head; `accepted_NK` says whether draft k is the target's argmax,
+    over its full vocabulary; both mean something where `valid_NK`. `conversations_N` numbers the
+    conversations from 0.
     """
 
     logits_NK: NDArray[np.float64]
@@ -56,7 +58,9 @@ def calibrate(
     Raises:
         TrainingError: the head's logits are not finite.
     """
-    held = collect_confidences(objective, packs, lm_head_VH=lm_head_VH, num_draft_tokens=num_draft_tokens)
+    held = collect_confidences(
+        objective, packs, lm_head_VH=lm_head_VH, num_draft_tokens=num_draft_tokens
+    )
     if held is None:
         return None
     return fit_calibration(
@@ -75,12 +79,17 @@ def calibration_metrics(calibration: Calibration) -> dict[str, float]:
         "num_conversations": calibration.num_conversations,
     }
     for when, figures in (("before", calibration.before), ("after", calibration.after)):
-        values |= {f"{name}_{when}": getattr(figures, name) for name in ("ece", "ece_floor", "brier", "auc")}
+        values |= {
+            f"{name}_{when}": getattr(figures, name)
+            for name in ("ece", "ece_floor", "brier", "auc")
+        }
     for k, figures in enumerate(calibration.after_by_position, 1):
         values[f"ece_after_position_{k}"] = figures.ece
         values[f"temperature_position_{k}"] = calibration.temperatures[k - 1]
         values[f"bias_position_{k}"] = calibration.biases[k - 1]
-    return {f"calibration/{name}": float(value) for name, value in values.items() if value is not None}
+    return {
+        f"calibration/{name}": float(value) for name, value in values.items() if value is not None
+    }
 
 
 def calibration_line(calibration: Calibration) -> str:
@@ -90,19 +99,25 @@ def calibration_line(calibration: Calibration) -> str:
     left_out = f"; too few events to fit position {', '.join(unfitted)}" if unfitted else ""
     return (
         f"confidence head calibrated on {calibration.num_blocks} blocks of"
-        f" {calibration.num_conversations} conversations: ECE {before.ece:.4f} before, {after.ece:.4f} after"
+        f" {calibration.num_conversations} conversations: ECE {before.ece:.4f} before, "
+        f"{after.ece:.4f} after"
         f" (noise alone {after.ece_floor:.4f}){left_out}"
     )
 
 
 @torch.no_grad()
 def collect_confidences(
-    objective: BlockObjective, packs: Iterable[Pack], *, lm_head_VH: torch.Tensor, num_draft_tokens: int
+    objective: BlockObjective,
+    packs: Iterable[Pack],
+    *,
+    lm_head_VH: torch.Tensor,
+    num_draft_tokens: int,
 ) -> Confidences | None:
     """Draft at every supervised token of `packs`, which are used one after the other and not kept.
 
-    A slot is valid while the text before it is what the target's argmax says, since an accepted draft is that token,
-    and the target was run on the text. Answers sampled at a temperature lose blocks by this, greedy ones almost none.
+    A slot is valid while the text before it is what the target's argmax says, since an accepted
+    draft is that token, and the target was run on the text. Answers sampled at a temperature lose
+    blocks by this, greedy ones almost none.
 
     Args:
         objective: of the trained drafter.
@@ -125,20 +140,28 @@ def collect_confidences(
         drafts = objective.draft(held, blocks)
         if drafts is None:
             return None
-        previous_NK = blocks.anchors_N[:, None] + torch.arange(num_draft_tokens, device=argmax_T.device)
-        previous_NK = previous_NK.clamp_max(pack.num_tokens - 1)  # where no token follows, nothing is valid
+        previous_NK = blocks.anchors_N[:, None] + torch.arange(
+            num_draft_tokens, device=argmax_T.device
+        )
+        previous_NK = previous_NK.clamp_max(
+            pack.num_tokens - 1
+        )  # where no token follows, nothing is valid
         parts.append(
             Confidences(
                 logits_NK=drafts.logits_NK.double().cpu().numpy(),
                 accepted_NK=(drafts.draft_ids_NK == argmax_T[previous_NK]).cpu().numpy(),
-                valid_NK=_on_greedy_path(held.token_ids_T, argmax_T, blocks, previous_NK).cpu().numpy(),
+                valid_NK=_on_greedy_path(held.token_ids_T, argmax_T, blocks, previous_NK)
+                .cpu()
+                .numpy(),
                 conversations_N=_conversations(blocks, first=num_conversations),
             )
         )
         num_conversations += len(blocks.spans)
     if not parts:
         return None
-    return Confidences(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
+    return Confidences(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])}
+    )
 
 
 def _on_greedy_path(

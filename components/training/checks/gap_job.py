@@ -1,4 +1,6 @@
-"""The train-served comparison as a job for a process of its own (`train_served`); nothing here loads torch."""
+"""The train-served comparison as a job for a process of its own (`train_served`); nothing here
+loads torch.
+"""
 
 from __future__ import annotations
 
@@ -41,5 +43,11 @@ def run_gap(job: GapJob, *, on_line: Callable[[str], None], timeout_s: float) ->
     (folder / RESULT_FILE).unlink(missing_ok=True)
     path = job.write(folder / "train_served_job.json")
     command = [sys.executable, "-m", MODULE, str(path)]
-    run_process(command, child_environment(), what="the train-served comparison", on_line=on_line, timeout_s=timeout_s)
+    run_process(
+        command,
+        child_environment(),
+        what="the train-served comparison",
+        on_line=on_line,
+        timeout_s=timeout_s,
+    )
     return TrainServedGap.read(folder / RESULT_FILE)

@@ -1,4 +1,6 @@
-"""The training step's probe as its caller sees it: no torch here, for a flow's process starts without it."""
+"""The training step's probe as its caller sees it: no torch here, for a flow's process starts
+without it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class StepTimes(Record):
     median_s: float
     seconds: tuple[float, ...]
     loop_s: float = Field(description="all steps, the ones before the timed ones included")
-    up_s: float = Field(default=0.0, description="of the whole process, all but the steps; the caller fills it in")
+    up_s: float = Field(
+        default=0.0, description="of the whole process, all but the steps; the caller fills it in"
+    )
 
 
 def run_step_probe(
@@ -57,8 +61,11 @@ def run_step_probe(
     environment = child_environment({"ACCELERATE_USE_CPU": "true"} if device == "cpu" else None)
     started_s = time.monotonic()
     run_process(
-        [sys.executable, "-m", MODULE, str(path)], environment, what="the training step's probe", on_line=on_line,
+        [sys.executable, "-m", MODULE, str(path)],
+        environment,
+        what="the training step's probe",
+        on_line=on_line,
         timeout_s=timeout_s,
-    )  # fmt: skip
+    )
     times = StepTimes.read(folder / RESULT_FILE)
     return times.model_copy(update={"up_s": max(0.1, time.monotonic() - started_s - times.loop_s)})

@@ -1,7 +1,8 @@
-"""How long a training step takes on this machine: `python -m components.training.checks.step_probe job.json`.
+"""How long a training step takes on this machine:
+`python -m components.training.checks.step_probe job.json`.
 
-A few steps of the real objective, drafter and optimizer on a pack of the recipe's size whose states are random, in a
-process of its own, as training is. Written to `<output_dir>/step_probe.json`.
+A few steps of the real objective, drafter and optimizer on a pack of the recipe's size whose states
+are random, in a process of its own, as training is. Written to `<output_dir>/step_probe.json`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def measure_steps(job: StepJob) -> StepTimes:
     torch.manual_seed(job.training.seed)
     accelerator = Accelerator(mixed_precision=job.training.mixed_precision)
     drafter = _drafter(job).to(accelerator.device)
-    objective, optimizers = build_objective(drafter, job.training), build_optimizers(drafter, job.training)
+    objective, optimizers = (
+        build_objective(drafter, job.training),
+        build_optimizers(drafter, job.training),
+    )
     config = read_target_config(Path(job.target_path))
     pack = _pack(job, hidden_size=int(config.hidden_size)).to(accelerator.device)
     parameters = [value for value in drafter.parameters() if value.requires_grad]
@@ -70,7 +74,11 @@ def _drafter(job: StepJob) -> Any:
     size, vocab_size = job.drafter.draft_vocab_size, int(config.vocab_size)
     counts_V = torch.ones(vocab_size, dtype=torch.long)
     is_pruned = size is not None and size < vocab_size
-    vocabulary = build_draft_vocabulary(counts_V, size=size, min_coverage=1e-6) if is_pruned and size else None
+    vocabulary = (
+        build_draft_vocabulary(counts_V, size=size, min_coverage=1e-6)
+        if is_pruned and size
+        else None
+    )
     return build_drafter(
         plain(job.drafter),
         target_path=Path(job.target_path),
@@ -100,7 +108,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; see the module's docstring."""
     given = sys.argv[1:] if arguments is None else arguments
     if len(given) != 1:
-        raise ConfigError("usage: python -m components.training.checks.step_probe JOB.json", got=given)
+        raise ConfigError(
+            "usage: python -m components.training.checks.step_probe JOB.json", got=given
+        )
     job = StepJob.read(Path(given[0]))
     measure_steps(job).write(Path(job.output_dir) / RESULT_FILE)
     return 0

@@ -2,14 +2,16 @@
 
     python -m components.training.checks.train_served job.json
 
-Teacher forcing that promises what serving does not reach means that the two do not compute the same drafter: other
-layers, positions, masks or states. Each answer is walked as it was decoded: from its first token, which the prefill
-gave, each step commits the accepted drafts and one token more, so the answer's other tokens over its steps are its
-acceptance length. Steps that pass the answer's end count what was kept of them, the same way for all three.
+Teacher forcing that promises what serving does not reach means that the two do not compute the same
+drafter: other layers, positions, masks or states. Each answer is walked as it was decoded: from its
+first token, which the prefill gave, each step commits the accepted drafts and one token more, so
+the answer's other tokens over its steps are its acceptance length. Steps that pass the answer's end
+count what was kept of them, the same way for all three.
 
-At temperature 0 a draft is accepted where it is the answer's own token. At temperature 1 the teacher-forced walk is an
-expectation: with o_k = sum min(p_k, q_k) at slot k of block n, the block is followed by the one at n + 1 + j with
-probability o_1 .. o_j (1 - o_{j+1}), which gives each block's probability of being drafted and their expected number.
+At temperature 0 a draft is accepted where it is the answer's own token. At temperature 1 the
+teacher-forced walk is an expectation: with o_k = sum min(p_k, q_k) at slot k of block n, the block
+is followed by the one at n + 1 + j with probability o_1 .. o_j (1 - o_{j+1}), which gives each
+block's probability of being drafted and their expected number.
 
 Shapes: T tokens, L aux layers plus the last state, H hidden, N anchors, K draft positions.
 """
@@ -44,8 +46,12 @@ class Walked:
     num_steps: float = 0.0
     accepted_K: list[float] | None = None
 
-    def add(self, *, num_kept: int, num_steps: float, accepted_by_position: Sequence[float]) -> None:
-        """One answer: tokens kept after the first, target steps, and steps that accepted drafts 1..k."""
+    def add(
+        self, *, num_kept: int, num_steps: float, accepted_by_position: Sequence[float]
+    ) -> None:
+        """One answer: tokens kept after the first, target steps, and steps that accepted drafts
+        1..k.
+        """
         self.num_kept += num_kept
         self.num_steps += num_steps
         known = self.accepted_K or [0] * len(accepted_by_position)
@@ -89,7 +95,9 @@ def measure_gap(job: GapJob, *, on_line: Callable[[str], None] = print) -> Train
     """
     answers = [answer for answer in job.answers if answer.num_steps and len(answer.token_ids) > 1]
     if not answers:
-        raise TrainingError("no served answer has a step with a draft", got=f"{len(job.answers)} answers")
+        raise TrainingError(
+            "no served answer has a step with a draft", got=f"{len(job.answers)} answers"
+        )
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
     served, reference = Walked(), Walked()
@@ -101,17 +109,27 @@ def measure_gap(job: GapJob, *, on_line: Callable[[str], None] = print) -> Train
         )
     teacher = _teacher_forced(job, answers, on_line=on_line)
     _reference(job, answers, reference, on_line=on_line)
-    return compare({"teacher_forced": teacher, "reference": reference, "served": served}, num_prompts=len(answers))
+    return compare(
+        {"teacher_forced": teacher, "reference": reference, "served": served},
+        num_prompts=len(answers),
+    )
 
 
 @torch.no_grad()
-def _teacher_forced(job: GapJob, answers: list[ServedAnswer], *, on_line: Callable[[str], None]) -> Walked:
+def _teacher_forced(
+    job: GapJob, answers: list[ServedAnswer], *, on_line: Callable[[str], None]
+) -> Walked:
     """The objective's blocks at every token of the served answers."""
     device, dtype = torch.device(job.device), getattr(torch, job.dtype)
     drafter = load_drafter(Path(job.checkpoint.path), target_path=Path(job.target.path)).to(device)
-    objective = build_objective(drafter, TrainingSettings(mixed_precision="bf16" if dtype == torch.bfloat16 else "no"))
+    objective = build_objective(
+        drafter, TrainingSettings(mixed_precision="bf16" if dtype == torch.bfloat16 else "no")
+    )
     target = ReferenceTarget(Path(job.target.path), dtype=dtype, device=device)
-    layer_ids = [*drafter.config.aux_hidden_state_layer_ids, int(target.model.config.num_hidden_layers)]
+    layer_ids = [
+        *drafter.config.aux_hidden_state_layer_ids,
+        int(target.model.config.num_hidden_layers),
+    ]
     captured = list(dict.fromkeys(layer_ids))  # an aux layer may be the last one
     target.capture(captured)
     columns = [captured.index(layer_id) for layer_id in layer_ids]
@@ -126,8 +144,14 @@ def _teacher_forced(job: GapJob, answers: list[ServedAnswer], *, on_line: Callab
         _, mass_T = target_words(pack, lm_head_VH, drafter)
         with torch.autocast(job.device, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             scores = objective(pack, blocks, next_T, mass_T)
-        steps = _greedy_steps(scores.match_NK, blocks) if job.temperature == 0 else expected_steps(scores.overlap_NK)
-        walked.add(num_kept=len(answer.token_ids) - 1, num_steps=steps[0], accepted_by_position=steps[1])
+        steps = (
+            _greedy_steps(scores.match_NK, blocks)
+            if job.temperature == 0
+            else expected_steps(scores.overlap_NK)
+        )
+        walked.add(
+            num_kept=len(answer.token_ids) - 1, num_steps=steps[0], accepted_by_position=steps[1]
+        )
     return walked
 
 
@@ -136,19 +160,25 @@ def _greedy_steps(match_NK: torch.Tensor, blocks: Blocks) -> tuple[float, list[f
     accepted_N = match_NK.int().cumprod(1).sum(1).cpu().numpy()
     (steps,) = walk(blocks, accepted_N + 1)
     accepted = accepted_N[steps]
-    return float(len(steps)), [float((accepted >= k).sum()) for k in range(1, match_NK.shape[1] + 1)]
+    return float(len(steps)), [
+        float((accepted >= k).sum()) for k in range(1, match_NK.shape[1] + 1)
+    ]
 
 
 def expected_steps(overlap_NK: torch.Tensor) -> tuple[float, list[float]]:
-    """Expected steps of one answer's walk by rejection sampling, and the expected number that accept drafts 1..k.
+    """Expected steps of one answer's walk by rejection sampling, and the expected number that
+    accept drafts 1..k.
 
     Args:
-        overlap_NK: probability of acceptance at each slot of the blocks at consecutive tokens, 0 past the answer's end.
+        overlap_NK: probability of acceptance at each slot of the blocks at consecutive tokens, 0
+            past the answer's end.
     """
     prefix_NK = overlap_NK.double().cumprod(1).cpu()
     num_blocks, num_positions = prefix_NK.shape
     at_least = torch.cat([torch.ones(num_blocks, 1, dtype=prefix_NK.dtype), prefix_NK], dim=1)
-    exactly = at_least - torch.cat([prefix_NK, torch.zeros(num_blocks, 1, dtype=prefix_NK.dtype)], dim=1)
+    exactly = at_least - torch.cat(
+        [prefix_NK, torch.zeros(num_blocks, 1, dtype=prefix_NK.dtype)], dim=1
+    )
     drafted_N = torch.zeros(num_blocks + num_positions + 1, dtype=prefix_NK.dtype)
     drafted_N[0] = 1.0
     for n in range(num_blocks):
@@ -173,7 +203,9 @@ def _pack(answer: ServedAnswer, target: ReferenceTarget, columns: list[int]) -> 
     )
 
 
-def _reference(job: GapJob, answers: list[ServedAnswer], walked: Walked, *, on_line: Callable[[str], None]) -> None:
+def _reference(
+    job: GapJob, answers: list[ServedAnswer], walked: Walked, *, on_line: Callable[[str], None]
+) -> None:
     decoder = ReferenceDecoder(
         Path(job.target.path), Path(job.checkpoint.path), dtype=getattr(torch, job.dtype),
         device=torch.device(job.device),
@@ -192,7 +224,9 @@ def _reference(job: GapJob, answers: list[ServedAnswer], walked: Walked, *, on_l
             walked.add(
                 num_kept=len(output.token_ids) - 1,
                 num_steps=len(accepted),
-                accepted_by_position=[sum(count >= k for count in accepted) for k in range(1, num_positions + 1)],
+                accepted_by_position=[
+                    sum(count >= k for count in accepted) for k in range(1, num_positions + 1)
+                ],
             )
         on_line(f"train-served gap: reference decoded to a length of {walked.length:.3f}")
 

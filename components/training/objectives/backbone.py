@@ -1,10 +1,10 @@
 """The parallel backbone of DSpark and DFlash, run where something depends on it.
 
-It runs the modules of speculators' models: keys and values of all slots, queries of the last layer at supervised slots
-only.
+It runs the modules of speculators' models: keys and values of all slots, queries of the last layer
+at supervised slots only.
 
-Shapes: T tokens, N anchors, B = K + 1 slots of a block (slot 0 is the anchor), S supervised slots, H hidden, D head
-size.
+Shapes: T tokens, N anchors, B = K + 1 slots of a block (slot 0 is the anchor), S supervised slots,
+H hidden, D head size.
 """
 
 from __future__ import annotations
@@ -28,24 +28,33 @@ def block_states(
     run: Callable[..., torch.Tensor],
     reads_all: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The drafter's states after its final norm at the supervised slots, [S, H], and at every slot, [N, B, H].
+    """The drafter's states after its final norm at the supervised slots, [S, H], and at every slot,
+    [N, B, H].
 
     Args:
         drafter: DSpark or DFlash drafter in the 1+K layout.
         pack: documents and states, on the drafter's device.
         blocks: of `choose_blocks`.
         slots: of these blocks.
-        run: calls a layer's function with its arguments; where activations are computed again, it sees to that.
+        run: calls a layer's function with its arguments; where activations are computed again, it
+            sees to that.
         reads_all: whether the states of every slot are wanted; None in their place otherwise.
     """
     block_size = blocks.valid_NK.shape[1] + 1
     token_ids_NB = torch.full(
-        (len(blocks.anchors_N), block_size), drafter.mask_token_id, dtype=torch.long, device=pack.token_ids_T.device
+        (len(blocks.anchors_N), block_size),
+        drafter.mask_token_id,
+        dtype=torch.long,
+        device=pack.token_ids_T.device,
     )
     token_ids_NB[:, 0] = pack.token_ids_T[blocks.anchors_N]
     states_NBH = drafter.embed_tokens(token_ids_NB)
-    context_TH = drafter.hidden_norm(drafter.fc(pack.states_TLH[:, :-1].flatten(1).to(states_NBH.dtype)))
-    positions_NB = pack.positions_T[blocks.anchors_N][:, None] + torch.arange(block_size, device=states_NBH.device)
+    context_TH = drafter.hidden_norm(
+        drafter.fc(pack.states_TLH[:, :-1].flatten(1).to(states_NBH.dtype))
+    )
+    positions_NB = pack.positions_T[blocks.anchors_N][:, None] + torch.arange(
+        block_size, device=states_NBH.device
+    )
     rope_T = rope_at(drafter, context_TH, pack.positions_T)
     rope_NB = rope_at(drafter, states_NBH, positions_NB)
     for layer in drafter.layers if reads_all else drafter.layers[:-1]:
@@ -53,7 +62,9 @@ def block_states(
     if reads_all:
         hidden_NBH = drafter.norm(states_NBH)
         return hidden_NBH[slots.block_S, slots.offset_S], hidden_NBH
-    states_SH = run(_layer, drafter.layers[-1], context_TH, states_NBH, rope_T, rope_NB, blocks, slots)
+    states_SH = run(
+        _layer, drafter.layers[-1], context_TH, states_NBH, rope_T, rope_NB, blocks, slots
+    )
     return drafter.norm(states_SH), None
 
 
@@ -71,7 +82,11 @@ def _layer(
         attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=0)
         return finish_layer(layer, states_NBH, attended)
     attended = _attend(layer, context_TH, states_NBH, rope_T, rope_NB, blocks, first_slot=1)
-    return finish_layer(layer, states_NBH[slots.block_S, slots.offset_S], attended[slots.block_S, slots.offset_S - 1])
+    return finish_layer(
+        layer,
+        states_NBH[slots.block_S, slots.offset_S],
+        attended[slots.block_S, slots.offset_S - 1],
+    )
 
 
 def _attend(
@@ -84,7 +99,9 @@ def _attend(
     *,
     first_slot: int,
 ) -> torch.Tensor:
-    """Attention output before `o_proj` at slots `first_slot`.. of every block, [N, B - first_slot, heads * D]."""
+    """Attention output before `o_proj` at slots `first_slot`.. of every block, [N, B - first_slot,
+    heads * D].
+    """
     attention = layer.self_attn
     normed_NBH = layer.input_layernorm(states_NBH)
     query_rope = (rope_NB[0][:, first_slot:], rope_NB[1][:, first_slot:])
@@ -92,7 +109,9 @@ def _attend(
     def heads(projected: torch.Tensor) -> torch.Tensor:
         return projected.unflatten(-1, (-1, attention.head_dim))
 
-    query = rotate(attention.q_norm(heads(attention.q_proj(normed_NBH[:, first_slot:]))), *query_rope)
+    query = rotate(
+        attention.q_norm(heads(attention.q_proj(normed_NBH[:, first_slot:]))), *query_rope
+    )
     value_TGD, value_NBGD = heads(attention.v_proj(context_TH)), heads(attention.v_proj(normed_NBH))
     dtype = value_TGD.dtype
     return block_attention(
@@ -114,7 +133,9 @@ def finish_layer(layer: Any, states: torch.Tensor, attended: torch.Tensor) -> to
     return finished
 
 
-def rope_at(drafter: Any, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_at(
+    drafter: Any, states: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin at `positions` (any shape), [..., D] each, in the dtype of `states`."""
     cos, sin = drafter.rotary_emb(states, positions.reshape(1, -1))
     return cos[0].unflatten(0, positions.shape), sin[0].unflatten(0, positions.shape)

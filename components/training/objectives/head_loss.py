@@ -1,16 +1,19 @@
 """Draft head and loss in one pass, chunk by chunk, at the supervised slots only.
 
-The draft logits z = h W^T + m W2^T (W: the target's frozen head rows, W2: the Markov head's output) are never stored:
-a chunk's logits become its loss and the gradient with respect to z, which is folded into the gradients of h, m and W2
-right away. Slots are ordered by target position, so a target distribution is computed once for all blocks at it.
+The draft logits z = h W^T + m W2^T (W: the target's frozen head rows, W2: the Markov head's output)
+are never stored: a chunk's logits become its loss and the gradient with respect to z, which is
+folded into the gradients of h, m and W2 right away. Slots are ordered by target position, so a
+target distribution is computed once for all blocks at it.
 
 With p the target's and q the draft's distribution over the draft vocabulary, per slot:
     kl = sum p (log p - log q)             dkl/dz = q - p
     ce = -log q[argmax p]                  dce/dz = q - onehot(argmax p)
     tv = 1 - sum min(p, q)  (half of L1)   dtv/dz = q (sum_{q<p} q - [q < p])
-Rejection sampling accepts a draft token with probability 1 - tv (Leviathan et al. 2023, corollary 3.6).
+Rejection sampling accepts a draft token with probability 1 - tv (Leviathan et al. 2023, corollary
+3.6).
 
-Shapes: S supervised slots, U target positions, C slots of a chunk, H hidden, R Markov rank, V draft vocabulary.
+Shapes: S supervised slots, U target positions, C slots of a chunk, H hidden, R Markov rank, V draft
+vocabulary.
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ LOSS_NAMES = ("kl", "ce", "tv")
 class SlotTargets:
     """What the slots of a pack are compared with.
 
-    `last_UH` holds the target's last states after its final norm, `index_S` (ascending) names each slot's row of it.
-    `mass_U`, where given, is the target's probability inside the draft vocabulary: it scales p in the overlap only.
+    `last_UH` holds the target's last states after its final norm, `index_S` (ascending) names each
+    slot's row of it. `mass_U`, where given, is the target's probability inside the draft
+    vocabulary: it scales p in the overlap only.
     """
 
     last_UH: torch.Tensor
@@ -41,8 +45,10 @@ class SlotTargets:
 
 @dataclass(frozen=True)
 class SlotScores:
-    """`loss` is the differentiable scalar. Per slot, without gradient: `overlap_S` = sum min(p, q), `likelihood_S` =
-    q[argmax p], and `draft_S` and `target_S`, the most probable draft ids under q and p."""
+    """`loss` is the differentiable scalar. Per slot, without gradient: `overlap_S` = sum min(p, q),
+    `likelihood_S` = q[argmax p], and `draft_S` and `target_S`, the most probable draft ids under q
+    and p.
+    """
 
     loss: torch.Tensor
     overlap_S: torch.Tensor
@@ -61,7 +67,8 @@ def head_loss(
     slot_weights_S: torch.Tensor,
     loss_weights: dict[str, float],
 ) -> SlotScores:
-    """sum over slots of slot weight x (weighted sum of kl, ce and tv), and how well each slot drafts.
+    """sum over slots of slot weight x (weighted sum of kl, ce and tv), and how well each slot
+    drafts.
 
     Args:
         hidden_SH: the drafter's states after its final norm.
@@ -73,7 +80,10 @@ def head_loss(
         loss_weights: weight of each of LOSS_NAMES; a missing name weighs nothing.
     """
     if markov_SR is None or markov_head_VR is None:
-        markov_SR, markov_head_VR = hidden_SH.new_zeros(len(hidden_SH), 0), head_VH.new_zeros(len(head_VH), 0)
+        markov_SR, markov_head_VR = (
+            hidden_SH.new_zeros(len(hidden_SH), 0),
+            head_VH.new_zeros(len(head_VH), 0),
+        )
     outputs = _HeadLoss.apply(
         hidden_SH, markov_SR, markov_head_VR, head_VH, targets, slot_weights_S.float(), loss_weights
     )
@@ -105,7 +115,12 @@ class _HeadLoss(torch.autograd.Function):
                 logits_CV = hidden_CH @ head_VH.T
                 if has_markov:
                     logits_CV = logits_CV + markov_CR @ bias_VR.T
-                chunk = _score(logits_CV.float(), _chunk_targets(targets, rows, head_VH), loss_weights, wants_grad)
+                chunk = _score(
+                    logits_CV.float(),
+                    _chunk_targets(targets, rows, head_VH),
+                    loss_weights,
+                    wants_grad,
+                )
                 loss += (chunk.loss_C * slot_weights_S[rows]).sum()
                 scores.append((chunk.overlap_C, chunk.likelihood_C, chunk.draft_C, chunk.target_C))
                 if chunk.grad_CV is None:
@@ -145,7 +160,9 @@ class _ChunkScores:
 
 
 def _chunk_targets(targets: SlotTargets, rows: slice, head_VH: torch.Tensor) -> _ChunkTargets:
-    """Target distributions of a chunk: computed per target position, then repeated for the slots that share it."""
+    """Target distributions of a chunk: computed per target position, then repeated for the slots
+    that share it.
+    """
     index_C = targets.index_S[rows]
     first, last = int(index_C[0]), int(index_C[-1])
     positions = slice(first, last + 1)
@@ -163,7 +180,10 @@ def _chunk_targets(targets: SlotTargets, rows: slice, head_VH: torch.Tensor) -> 
 
 
 def _score(
-    logits_CV: torch.Tensor, targets: _ChunkTargets, loss_weights: dict[str, float], wants_grad: bool
+    logits_CV: torch.Tensor,
+    targets: _ChunkTargets,
+    loss_weights: dict[str, float],
+    wants_grad: bool,
 ) -> _ChunkScores:
     p_CV, argmax_C1 = targets.p_CV, targets.argmax_C[:, None]
     normaliser_C = torch.logsumexp(logits_CV, dim=-1)

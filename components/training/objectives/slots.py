@@ -16,8 +16,9 @@ from components.training.packing import Blocks
 class Slots:
     """The supervised slots, ordered by target position.
 
-    Slot s is slot `offset_S[s]` (1..K) of block `block_S[s]`; `previous_S` is the position of the token before it,
-    whose target state predicts it. `unique_U` are the distinct such positions and `index_S` a slot's place among them.
+    Slot s is slot `offset_S[s]` (1..K) of block `block_S[s]`; `previous_S` is the position of the
+    token before it, whose target state predicts it. `unique_U` are the distinct such positions and
+    `index_S` a slot's place among them.
     """
 
     block_S: torch.Tensor
@@ -33,7 +34,11 @@ def supervised_slots(blocks: Blocks) -> Slots:
     previous_S, order = torch.sort(blocks.anchors_N[block_S] + draft_S, stable=True)
     unique_U, index_S = torch.unique_consecutive(previous_S, return_inverse=True)
     return Slots(
-        block_S=block_S[order], offset_S=draft_S[order] + 1, previous_S=previous_S, unique_U=unique_U, index_S=index_S
+        block_S=block_S[order],
+        offset_S=draft_S[order] + 1,
+        previous_S=previous_S,
+        unique_U=unique_U,
+        index_S=index_S,
     )
 
 

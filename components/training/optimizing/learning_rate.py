@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Schedule:
     """Linear warm-up, then cosine to zero, over the share of the run that is done.
 
-    The share is the largest of steps, samples and time, so the rate reaches zero by the end even where a deadline cuts
-    the run short of its data.
+    The share is the largest of steps, samples and time, so the rate reaches zero by the end even
+    where a deadline cuts the run short of its data.
     """
 
     learning_rate: float

@@ -1,9 +1,11 @@
-"""Optimizers of the training loop: AdamW for everything, or Muon for the backbone's matrices and AdamW for the rest.
+"""Optimizers of the training loop: AdamW for everything, or Muon for the backbone's matrices and
+AdamW for the rest.
 
-Muon (Jordan et al. 2024) orthogonalises the momentum of each weight matrix by five Newton-Schulz iterations. With the
-update's RMS matched to AdamW's (Liu et al. 2025, arXiv 2502.16982, 2.2) both take the same learning rate. On the
-demo's drafter it learned more from one pass over the data than AdamW did, and no more from three (docs/lab-notes.md).
-The iterations cost the same whatever the step's size, there as much as a step on about 500 tokens.
+Muon (Jordan et al. 2024) orthogonalises the momentum of each weight matrix by five Newton-Schulz
+iterations. With the update's RMS matched to AdamW's (Liu et al. 2025, arXiv 2502.16982, 2.2) both
+take the same learning rate. On the demo's drafter it learned more from one pass over the data than
+AdamW did, and no more from three (docs/lab-notes.md). The iterations cost the same whatever the
+step's size, there as much as a step on about 500 tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def build_optimizers(drafter: Any, settings: TrainingSettings) -> list[torch.opt
 
     Every group carries `lr_scale`, its learning rate relative to the schedule's.
     """
-    parameters = [(name, value) for name, value in drafter.named_parameters() if value.requires_grad]
+    parameters = [
+        (name, value) for name, value in drafter.named_parameters() if value.requires_grad
+    ]
     matrices = [
         value
         for name, value in parameters
@@ -35,8 +39,15 @@ def build_optimizers(drafter: Any, settings: TrainingSettings) -> list[torch.opt
     ]
     taken = {id(value) for value in matrices}
     heads = [value for name, value in parameters if name.startswith(_HEADS)]
-    rest = [value for name, value in parameters if not name.startswith(_HEADS) and id(value) not in taken]
-    groups = [{"params": rest, "lr_scale": 1.0}, {"params": heads, "lr_scale": settings.heads_lr_scale}]
+    rest = [
+        value
+        for name, value in parameters
+        if not name.startswith(_HEADS) and id(value) not in taken
+    ]
+    groups = [
+        {"params": rest, "lr_scale": 1.0},
+        {"params": heads, "lr_scale": settings.heads_lr_scale},
+    ]
     adamw = torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=0.0,

@@ -1,7 +1,9 @@
-"""Where a drafter's trainable weights live while it trains: whole in every process (DDP), or a shard in each (FSDP2).
+"""Where a drafter's trainable weights live while it trains: whole in every process (DDP), or a
+shard in each (FSDP2).
 
-Either way a loop trains through `objective`, and the drafter that its caller holds is whole: it validates, is saved
-and exported. With shards it is brought up to date by `gather`, on the main process.
+Either way a loop trains through `objective`, and the drafter that its caller holds is whole: it
+validates, is saved and exported. With shards it is brought up to date by `gather`, on the main
+process.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Trainee(Protocol):
     optimizers: Optimizers
 
     def validator(self) -> Any:
-        """The objective over the caller's drafter, for passes without gradients on the main process alone."""
+        """The objective over the caller's drafter, for passes without gradients on the main process
+        alone.
+        """
 
     def gather(self) -> None:
         """Bring the main process's drafter up to date."""
@@ -70,7 +74,11 @@ def prepare(drafter: Any, settings: TrainingSettings, accelerator: Accelerator) 
     """Put `drafter` to training by `settings.parallel`; a single process has nothing to shard."""
     drafter.to(accelerator.device)
     is_sharded = settings.parallel == "fsdp2" and accelerator.num_processes > 1
-    return Sharded(drafter, settings, accelerator) if is_sharded else Replicated(drafter, settings, accelerator)
+    return (
+        Sharded(drafter, settings, accelerator)
+        if is_sharded
+        else Replicated(drafter, settings, accelerator)
+    )
 
 
 class Replicated:
@@ -104,16 +112,20 @@ class Replicated:
         return context
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        norm: torch.Tensor = self._accelerator.clip_grad_norm_(self.objective.parameters(), max_norm)
+        norm: torch.Tensor = self._accelerator.clip_grad_norm_(
+            self.objective.parameters(), max_norm
+        )
         return norm
 
 
 class Sharded:
-    """Each process holds a share of the trainable weights, their gradients and optimizer states (FSDP2).
+    """Each process holds a share of the trainable weights, their gradients and optimizer states
+    (FSDP2).
 
-    It is `fully_shard`, which accelerate's FSDP2 plug-in calls too. Accelerate would shard layer by layer and only on
-    accelerators; the objective runs parts of layers, past the hooks on the layers themselves, so the whole objective
-    is one group: weights come together for a step and part after it. Frozen weights are whole in every process.
+    It is `fully_shard`, which accelerate's FSDP2 plug-in calls too. Accelerate would shard layer by
+    layer and only on accelerators; the objective runs parts of layers, past the hooks on the layers
+    themselves, so the whole objective is one group: weights come together for a step and part after
+    it. Frozen weights are whole in every process.
     """
 
     def __init__(self, drafter: Any, settings: TrainingSettings, accelerator: Accelerator) -> None:
@@ -134,7 +146,11 @@ class Sharded:
     def gather(self) -> None:
         state = get_model_state_dict(self.objective, options=_WHOLE)
         if self._is_main:
-            weights = {name.removeprefix(_PREFIX): value for name, value in state.items() if name.startswith(_PREFIX)}
+            weights = {
+                name.removeprefix(_PREFIX): value
+                for name, value in state.items()
+                if name.startswith(_PREFIX)
+            }
             load_trainable(self._drafter, weights, source="the shards")
 
     def load(self, weights: dict[str, torch.Tensor], *, source: str) -> None:
@@ -144,7 +160,8 @@ class Sharded:
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         return [
-            get_optimizer_state_dict(self.objective, optimizer, options=_WHOLE) for optimizer in self.optimizers.each
+            get_optimizer_state_dict(self.objective, optimizer, options=_WHOLE)
+            for optimizer in self.optimizers.each
         ]
 
     def load_optimizer_states(self, states: list[dict[str, Any]]) -> None:

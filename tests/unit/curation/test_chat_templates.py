@@ -1,4 +1,5 @@
-"""The mask under the chat templates of well-known models: what each does to turns, answers and history.
+"""The mask under the chat templates of well-known models: what each does to turns, answers and
+history.
 
 The templates are written here from what the models' own ones print, not copied.
 """
@@ -96,21 +97,31 @@ class Family:
 FAMILIES = {
     "chatml": Family(CHATML, ("<|im_start|>", "<|im_end|>"), "<|im_end|>", "<|im_end|>"),
     "llama3": Family(
-        LLAMA3, ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "<|eot_id|>",
+        LLAMA3,
+        ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        "<|eot_id|>",
         "<|eot_id|>",
     ),
-    "qwen3": Family(QWEN3, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
+    "qwen3": Family(
+        QWEN3, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"
+    ),
     # Gemma's eos token is <eos>; its models end a turn with <end_of_turn>.
-    "gemma": Family(GEMMA, ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<eos>", "<end_of_turn>"),
+    "gemma": Family(
+        GEMMA, ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<eos>", "<end_of_turn>"
+    ),
     "mistral": Family(MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]"), "</s>", "</s>"),
-    "tool-calling": Family(TOOL_CALLING, ("<|im_start|>", "<|im_end|>"), "<|im_end|>", "<|im_end|>"),
-}  # fmt: skip
+    "tool-calling": Family(
+        TOOL_CALLING, ("<|im_start|>", "<|im_end|>"), "<|im_end|>", "<|im_end|>"
+    ),
+}
 
 
 @pytest.fixture(scope="module")
 def renderers(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Renderer]:
     return {
-        name: renderer_of(write_family(tiny_target, tmp_path_factory.mktemp("families") / name, family), name=name)
+        name: renderer_of(
+            write_family(tiny_target, tmp_path_factory.mktemp("families") / name, family), name=name
+        )
         for name, family in FAMILIES.items()
     }
 
@@ -126,7 +137,9 @@ def write_family(tiny_target: Path, folder: Path, family: Family) -> Path:
     tokenizer.save_pretrained(str(folder))
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": family.template}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**config, "chat_template": family.template})
+    )
     return folder
 
 
@@ -141,20 +154,26 @@ def answered(
 ) -> AnsweredConversation:
     """Answers to `turns` = [(prompt, answer)] as the family's model gives them on an engine."""
     opening = (Message("system", system),) if system else ()
-    conversation = Conversation.of((*opening, *(Message("user", prompt) for prompt, _ in turns)), source="test")
+    conversation = Conversation.of(
+        (*opening, *(Message("user", prompt) for prompt, _ in turns)), source="test"
+    )
     history, answers = list(opening), []
     for prompt, text in turns:
         history.append(Message("user", prompt))
         ids = tuple(renderer.encode(text + family.closing))
         prompt_ids = tuple(renderer.prompt_token_ids(history, variant or {}))
-        answers.append(Answer(text, ids if exact else (), prompt_ids if exact else (), len(ids), False, 0.0))
+        answers.append(
+            Answer(text, ids if exact else (), prompt_ids if exact else (), len(ids), False, 0.0)
+        )
         history.append(Message("assistant", text))
     return AnsweredConversation(conversation, tuple(answers), variant or {})
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("exact", [True, False])
-def test_one_answer_and_its_end_are_supervised(renderers: dict[str, Renderer], name: str, exact: bool) -> None:
+def test_one_answer_and_its_end_are_supervised(
+    renderers: dict[str, Renderer], name: str, exact: bool
+) -> None:
     renderer, family = renderers[name], FAMILIES[name]
     item = answered(renderer, family, [("What is two plus two?", "Four, of course.")], exact=exact)
     spans = supervised(renderer, item)
@@ -163,10 +182,17 @@ def test_one_answer_and_its_end_are_supervised(renderers: dict[str, Renderer], n
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_batch_renders_as_its_rows_do_and_as_the_template_does(renderers: dict[str, Renderer], name: str) -> None:
+def test_a_batch_renders_as_its_rows_do_and_as_the_template_does(
+    renderers: dict[str, Renderer], name: str
+) -> None:
     renderer, family = renderers[name], FAMILIES[name]
     items = [
-        answered(renderer, family, [(f"What is {n} plus {n}?", f"It is {2 * n}, of course.")], exact=n % 3 == 0)
+        answered(
+            renderer,
+            family,
+            [(f"What is {n} plus {n}?", f"It is {2 * n}, of course.")],
+            exact=n % 3 == 0,
+        )
         for n in range(12)
     ]
     rows = renderer.render_all(items)
@@ -180,22 +206,29 @@ def test_a_batch_renders_as_its_rows_do_and_as_the_template_does(renderers: dict
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "gemma", "mistral"])
 @pytest.mark.parametrize("exact", [True, False])
-def test_every_answer_of_a_chat_is_supervised(renderers: dict[str, Renderer], name: str, exact: bool) -> None:
+def test_every_answer_of_a_chat_is_supervised(
+    renderers: dict[str, Renderer], name: str, exact: bool
+) -> None:
     renderer, family = renderers[name], FAMILIES[name]
     turns = [("Say one.", "One."), ("Say two.", "Two."), ("Say three.", "Three.")]
     item = answered(renderer, family, turns, exact=exact)
     spans = [span.strip() for span in supervised(renderer, item)]
     expected = [text + family.closing for _, text in turns]
-    # Mistral's template puts a space before an answer. An engine's answer comes without it, so its ids differ in
-    # context: such an earlier answer is left out rather than trained on with other tokens.
+    # Mistral's template puts a space before an answer. An engine's answer comes without it, so its
+    # ids differ in context: such an earlier answer is left out rather than trained on with other
+    # tokens.
     assert spans == expected or (name == "mistral" and exact and spans == expected[-1:])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_system_message_is_kept_or_refused_in_words(renderers: dict[str, Renderer], name: str) -> None:
+def test_a_system_message_is_kept_or_refused_in_words(
+    renderers: dict[str, Renderer], name: str
+) -> None:
     renderer, family = renderers[name], FAMILIES[name]
     if name == "gemma":
-        with pytest.raises(CurationError, match=r"chat template of gemma refuses.*System role not supported"):
+        with pytest.raises(
+            CurationError, match=r"chat template of gemma refuses.*System role not supported"
+        ):
             answered(renderer, family, [("Hi there.", "Hello.")], exact=True, system="Be kind.")
         return
     item = answered(renderer, family, [("Hi there.", "Hello.")], exact=True, system="Be kind.")
@@ -204,28 +237,43 @@ def test_a_system_message_is_kept_or_refused_in_words(renderers: dict[str, Rende
     assert [span.strip() for span in supervised(renderer, item)] == ["Hello." + family.closing]
 
 
-def test_which_templates_rewrite_history_or_depend_on_the_day(renderers: dict[str, Renderer]) -> None:
+def test_which_templates_rewrite_history_or_depend_on_the_day(
+    renderers: dict[str, Renderer],
+) -> None:
     rewriting = {name for name, renderer in renderers.items() if rewrites_history(renderer)}
-    assert rewriting == {"qwen3", "mistral"}  # thoughts go; the system message moves to the last turn
+    assert rewriting == {
+        "qwen3",
+        "mistral",
+    }  # thoughts go; the system message moves to the last turn
     assert {name for name, renderer in renderers.items() if renderer.injects_date} == {"llama3"}
 
 
-def test_thoughts_are_supervised_where_they_were_thought_and_gone_from_history(renderers: dict[str, Renderer]) -> None:
+def test_thoughts_are_supervised_where_they_were_thought_and_gone_from_history(
+    renderers: dict[str, Renderer],
+) -> None:
     renderer, family = renderers["qwen3"], FAMILIES["qwen3"]
     thoughtful = "<think>\nAdd them.\n</think>\n\nFour."
-    turns = [("Two plus two?", thoughtful), ("And three plus three?", "<think>\nAgain.\n</think>\n\nSix.")]
+    turns = [
+        ("Two plus two?", thoughtful),
+        ("And three plus three?", "<think>\nAgain.\n</think>\n\nSix."),
+    ]
     item = answered(renderer, family, turns, exact=True)
-    # The engine saw the first answer without its thoughts, so its tokens are not in the row as they were produced.
+    # The engine saw the first answer without its thoughts, so its tokens are not in the row as they
+    # were produced.
     assert supervised(renderer, item) == [turns[1][1] + family.closing]
     assert "Add them." not in renderer.decode(renderer.render(item).token_ids)
     with pytest.raises(CurationError, match="rewrites history"):
         renderer.render(answered(renderer, family, turns, exact=False))
 
 
-def test_the_variant_of_a_conversation_reaches_the_rendering(renderers: dict[str, Renderer]) -> None:
+def test_the_variant_of_a_conversation_reaches_the_rendering(
+    renderers: dict[str, Renderer],
+) -> None:
     renderer, family = renderers["qwen3"], FAMILIES["qwen3"]
     turns = [("Two plus two?", "Four.")]
-    quiet = renderer.render(answered(renderer, family, turns, exact=True, variant={"enable_thinking": False}))
+    quiet = renderer.render(
+        answered(renderer, family, turns, exact=True, variant={"enable_thinking": False})
+    )
     free = renderer.render(answered(renderer, family, turns, exact=True))
     assert "<think>\n\n</think>\n\nFour." in renderer.decode(quiet.token_ids)
     assert "<think>" not in renderer.decode(free.token_ids)
@@ -238,8 +286,14 @@ def test_yesterdays_answers_are_taken_up_today(renderers: dict[str, Renderer]) -
     (answer,) = item.answers
     dated = renderer.decode(answer.prompt_token_ids)
     assert "Today Date: " in dated
-    other = Answer(answer.text, answer.token_ids, (*answer.prompt_token_ids[:20], *answer.prompt_token_ids[21:]),
-                   answer.num_tokens, False, 0.0)  # fmt: skip
+    other = Answer(
+        answer.text,
+        answer.token_ids,
+        (*answer.prompt_token_ids[:20], *answer.prompt_token_ids[21:]),
+        answer.num_tokens,
+        False,
+        0.0,
+    )
     row = renderer.render(AnsweredConversation(item.conversation, (other,)))
     assert row.token_ids == (*other.prompt_token_ids, *other.token_ids)
 
@@ -269,7 +323,11 @@ def test_tool_calls_are_context_and_only_the_targets_answers_are_supervised(
         history = (*conversation.answered_with(texts[:number]), *conversation.turns[number])
         prompt_ids = renderer.prompt_token_ids(history, conversation.template_tools)
         ids = tuple(renderer.encode(text + family.closing))
-        answers.append(Answer(text, ids if exact else (), tuple(prompt_ids) if exact else (), len(ids), False, 0.0))
+        answers.append(
+            Answer(
+                text, ids if exact else (), tuple(prompt_ids) if exact else (), len(ids), False, 0.0
+            )
+        )
     item = AnsweredConversation(conversation, tuple(answers))
     row = renderer.render(item)
     text = renderer.tokenizer.decode(row.token_ids)
@@ -281,15 +339,23 @@ def test_tool_calls_are_context_and_only_the_targets_answers_are_supervised(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@given(texts=st.lists(st.text(min_size=1), min_size=2, max_size=6).filter(lambda texts: len(texts) % 2 == 0))
+@given(
+    texts=st.lists(st.text(min_size=1), min_size=2, max_size=6).filter(
+        lambda texts: len(texts) % 2 == 0
+    )
+)
 @example(texts=["Four?", "<think>\n2 + 2\n</think>\n\nFour."])
 @example(texts=["a", "a", " a", "a "])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_skeleton_finds_the_answers_where_the_prefixes_do(
     renderers: dict[str, Renderer], name: str, texts: list[str]
 ) -> None:
     renderer = renderers[name]
-    messages = [Message("user" if turn % 2 == 0 else "assistant", text) for turn, text in enumerate(texts)]
+    messages = [
+        Message("user" if turn % 2 == 0 else "assistant", text) for turn, text in enumerate(texts)
+    ]
     try:
         expected = renderer.answer_spans(messages)
     except CurationError:
@@ -309,21 +375,35 @@ def test_one_rendering_finds_the_answers_of_plain_chats(renderers: dict[str, Ren
         renderer.place_answers([(chat, {})])
         rendered = renderer.text(chat)
         skeleton = renderer.skeleton(chat, {})
-        assert skeleton is not None and skeleton.spans(chat, rendered) == renderer.answer_spans(chat)[1]
+        assert (
+            skeleton is not None
+            and skeleton.spans(chat, rendered) == renderer.answer_spans(chat)[1]
+        )
         assert skeleton.spans(chat, rendered.replace("One?", "Won?")) is None
 
 
-def test_prompts_of_several_turns_are_counted_with_roles_that_alternate(renderers: dict[str, Renderer]) -> None:
-    """Some templates refuse two user turns in a row, and answers do not exist yet when prompts are filtered."""
+def test_prompts_of_several_turns_are_counted_with_roles_that_alternate(
+    renderers: dict[str, Renderer],
+) -> None:
+    """Some templates refuse two user turns in a row, and answers do not exist yet when prompts are
+    filtered.
+    """
     strict = (
-        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}"
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ "
+        "raise_exception('roles') }}"
     )
     tokenizer = copy.deepcopy(renderers["chatml"].tokenizer)
     tokenizer.chat_template = strict + "{% endif %}{{ m.content }}{% endfor %}"
-    conversation = Conversation.of((Message("user", "One?"), Message("user", "Two?")), source="test")
+    conversation = Conversation.of(
+        (Message("user", "One?"), Message("user", "Two?")), source="test"
+    )
     renderer = Renderer(tokenizer, name="strict")
-    curation = CurationSettings.model_validate({"sources": [{"name": "chitchat"}], "num_conversations": 8})
-    assert judge([conversation], renderer, curation.model_copy(update={"min_prompt_chars": 1})) == [None]
+    curation = CurationSettings.model_validate(
+        {"sources": [{"name": "chitchat"}], "num_conversations": 8}
+    )
+    assert judge([conversation], renderer, curation.model_copy(update={"min_prompt_chars": 1})) == [
+        None
+    ]
 
 
 @pytest.mark.parametrize(
@@ -345,17 +425,29 @@ def test_a_users_turn_is_opened_and_its_end_is_known(
     assert turn.stop_token_ids == (tokenizer.convert_tokens_to_ids(ending),) and turn.stop == ()
 
 
-def test_a_turn_that_ends_in_plain_text_is_ended_by_that_text(tiny_target: Path, tmp_path: Path) -> None:
+def test_a_turn_that_ends_in_plain_text_is_ended_by_that_text(
+    tiny_target: Path, tmp_path: Path
+) -> None:
     family = Family(
-        "{% for message in messages %}User: {{ message['content'] }}\nEnd of turn\n{% endfor %}", ("<s>",), "<s>", ""
+        "{% for message in messages %}User: {{ message['content'] }}\nEnd of turn\n{% endfor %}",
+        ("<s>",),
+        "<s>",
+        "",
     )
     renderer = renderer_of(write_family(tiny_target, tmp_path / "plain", family), name="plain")
     turn = open_turn(renderer.tokenizer, name="plain")
     assert turn.stop == ("End of turn",) and turn.stop_token_ids == ()
 
 
-def test_a_template_without_an_end_of_turn_cannot_write_prompts(tiny_target: Path, tmp_path: Path) -> None:
-    family = Family("{% for message in messages %}User: {{ message['content'] }}{% endfor %}", ("<s>",), "<s>", "")
+def test_a_template_without_an_end_of_turn_cannot_write_prompts(
+    tiny_target: Path, tmp_path: Path
+) -> None:
+    family = Family(
+        "{% for message in messages %}User: {{ message['content'] }}{% endfor %}",
+        ("<s>",),
+        "<s>",
+        "",
+    )
     renderer = renderer_of(write_family(tiny_target, tmp_path / "open", family), name="open")
     with pytest.raises(CurationError, match="does not mark the end of a user's turn"):
         open_turn(renderer.tokenizer, name="open")

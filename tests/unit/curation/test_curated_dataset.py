@@ -16,13 +16,26 @@ import pytest
 
 from components.contracts import TargetFingerprint, TargetRef
 from components.curation.answers.regenerate import Regeneration
-from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message, Origin, Row
+from components.curation.conversation import (
+    Answer,
+    AnsweredConversation,
+    Conversation,
+    Message,
+    Origin,
+    Row,
+)
 from components.curation.curate import Collected, collect, finish
 from components.curation.dataset.expectations import ScalarFrame, validate_frame
 from components.curation.dataset.plots import plot_funnel
 from components.curation.dataset.render import load_renderer
 from components.curation.dataset.row_spool import spool_rows
-from components.curation.dataset.write import SCHEMA, SCHEMA_VERSION, load_dataset_ref, staging_dir, write_dataset
+from components.curation.dataset.write import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    load_dataset_ref,
+    staging_dir,
+    write_dataset,
+)
 from components.errors import CurationError, DatasetValidationError
 from components.settings import CurationSettings
 
@@ -40,7 +53,13 @@ def quiet(what: str, num_done: int, num_total: int) -> None:
 def curation(path: Path, **values: object) -> CurationSettings:
     source = {"name": "prompts", "kind": "file", "path": str(path), "column": "prompt"}
     return CurationSettings.model_validate(
-        {"sources": [source], "num_conversations": 60, "validation_share": 0.2, "min_mask_share": 0.0, **values}
+        {
+            "sources": [source],
+            "num_conversations": 60,
+            "validation_share": 0.2,
+            "min_mask_share": 0.0,
+            **values,
+        }
     )
 
 
@@ -54,26 +73,40 @@ def prompt_file(folder: Path, num: int = 90) -> Path:
 
 @pytest.fixture
 def target(tiny_target: Path) -> TargetRef:
-    return TargetRef(name="tiny", path=str(tiny_target), source="test", fingerprint=FINGERPRINT, quantization="none")
+    return TargetRef(
+        name="tiny",
+        path=str(tiny_target),
+        source="test",
+        fingerprint=FINGERPRINT,
+        quantization="none",
+    )
 
 
-def answer_all(conversations: Sequence[Conversation], target: TargetRef) -> tuple[AnsweredConversation, ...]:
+def answer_all(
+    conversations: Sequence[Conversation], target: TargetRef
+) -> tuple[AnsweredConversation, ...]:
     renderer = load_renderer(target)
 
     def answer(conversation: Conversation) -> Answer:
         text = f"The answer is {conversation.id[:12]}."
         ids = tuple(renderer.encode(text + "<|im_end|>"))
-        return Answer(text, ids, tuple(renderer.prompt_token_ids(conversation.messages)), len(ids), False, 0.0)
+        return Answer(
+            text, ids, tuple(renderer.prompt_token_ids(conversation.messages)), len(ids), False, 0.0
+        )
 
     return tuple(AnsweredConversation(item, (answer(item),)) for item in conversations)
 
 
-def row(number: int, *, tokens: tuple[int, ...] = (1, 2, 3, 4), mask: tuple[bool, ...] | None = None) -> Row:
+def row(
+    number: int, *, tokens: tuple[int, ...] = (1, 2, 3, 4), mask: tuple[bool, ...] | None = None
+) -> Row:
     on = mask if mask is not None else (False, False, *(True,) * (len(tokens) - 2))
     return Row(f"{number:064x}", "test", tokens, on, 1, False, True, Origin("en", 0.7, 64, "9.9"))
 
 
-def write(folder: Path, splits: dict[str, list[Row]], fingerprint: TargetFingerprint = FINGERPRINT) -> Path:
+def write(
+    folder: Path, splits: dict[str, list[Row]], fingerprint: TargetFingerprint = FINGERPRINT
+) -> Path:
     with staging_dir(folder) as staging:
         funnel = {"read": 9, "rendered": 3}
         ref = write_dataset(
@@ -110,7 +143,10 @@ def test_the_layout_the_trainer_reads(tmp_path: Path) -> None:
         for n in (1, 2)
     ]
     ref = load_dataset_ref(path)
-    assert (ref.num_conversations, ref.num_tokens) == ({"train": 2, "validation": 1}, {"train": 8, "validation": 3})
+    assert (ref.num_conversations, ref.num_tokens) == (
+        {"train": 2, "validation": 1},
+        {"train": 8, "validation": 3},
+    )
     assert ref.num_loss_tokens == {"train": 4, "validation": 1}
     assert path.name == ref.digest[:16]
     assert list(tmp_path.glob(".staging*")) == []
@@ -123,7 +159,9 @@ def test_the_digest_covers_content_only(tmp_path: Path) -> None:
     assert (first / "train-00000.arrow").read_bytes() == (again / "train-00000.arrow").read_bytes()
     assert write(tmp_path / "a", SPLITS) == first
     upgraded = {
-        side: [dataclasses.replace(item, origin=Origin(engine_version="10.0")) for item in SPLITS[side]]
+        side: [
+            dataclasses.replace(item, origin=Origin(engine_version="10.0")) for item in SPLITS[side]
+        ]
         for side in SPLITS
     }
     assert write(tmp_path / "d", upgraded).name == first.name
@@ -133,12 +171,15 @@ def test_the_digest_covers_content_only(tmp_path: Path) -> None:
         {"train": [*SPLITS["train"], *SPLITS["validation"]], "validation": []},
     ]
     others = [write(tmp_path / "c", splits).name for splits in changed]
-    others.append(write(tmp_path / "c", SPLITS, FINGERPRINT.model_copy(update={"weights": "x"})).name)
+    others.append(
+        write(tmp_path / "c", SPLITS, FINGERPRINT.model_copy(update={"weights": "x"})).name
+    )
     assert len({first.name, *others}) == 5
 
 
 def test_the_digest_is_of_the_rows_as_written_down(tmp_path: Path) -> None:
-    # Recomputed from the definition in the module's docstring: equal rows must give this digest for ever.
+    # Recomputed from the definition in the module's docstring: equal rows must give this digest for
+    # ever.
     digest = hashlib.sha256(f"{SCHEMA_VERSION}:{FINGERPRINT.digest}".encode())
     for split in ("train", "validation"):
         digest.update(f"\n{split}:{len(SPLITS[split])}\n".encode())
@@ -150,8 +191,13 @@ def test_the_digest_is_of_the_rows_as_written_down(tmp_path: Path) -> None:
 
 
 def test_rows_come_back_in_the_order_of_their_ids(tmp_path: Path) -> None:
-    ids = [f"{number:064x}" for number in (2**255, 3, 2**64, 2**64 - 1, 256, 0)] + ["ff" * 31 + "00"]
-    rows = [dataclasses.replace(row(0, tokens=(n, n + 1, 9)), conversation_id=key) for n, key in enumerate(ids)]
+    ids = [f"{number:064x}" for number in (2**255, 3, 2**64, 2**64 - 1, 256, 0)] + [
+        "ff" * 31 + "00"
+    ]
+    rows = [
+        dataclasses.replace(row(0, tokens=(n, n + 1, 9)), conversation_id=key)
+        for n, key in enumerate(ids)
+    ]
     spool = spool_rows({"train": rows}, tmp_path)
     stored = list(spool.ordered("train"))
     assert [item.conversation_id for item in stored] == sorted(ids)
@@ -204,15 +250,27 @@ def test_from_prompts_to_a_validated_data_set(target: TargetRef, tmp_path: Path)
     assert manifest["recipe"]["num_conversations"] == 60
     assert len(manifest["sources"][0]["revision"]) == 64
     assert {"code_revision", "engine_version", "quarantined", "refused"} <= manifest.keys()
-    again = finish_with(settings, target, gather(settings, target, tmp_path), tmp_path / "elsewhere")
+    again = finish_with(
+        settings, target, gather(settings, target, tmp_path), tmp_path / "elsewhere"
+    )
     assert again.dataset.digest == done.dataset.digest
 
 
-def gather(settings: CurationSettings, target: TargetRef, folder: Path, **values: object) -> Collected:
-    return collect(settings, target=target, spool_path=folder / "collected.spool", progress=quiet, **values)
+def gather(
+    settings: CurationSettings, target: TargetRef, folder: Path, **values: object
+) -> Collected:
+    return collect(
+        settings, target=target, spool_path=folder / "collected.spool", progress=quiet, **values
+    )
 
 
-def finish_with(settings: CurationSettings, target: TargetRef, collected: Collected, folder: Path, **values: object):
+def finish_with(
+    settings: CurationSettings,
+    target: TargetRef,
+    collected: Collected,
+    folder: Path,
+    **values: object,
+):
     regeneration = Regeneration(answer_all(collected.conversations, target))
     return finish(
         collected,
@@ -226,16 +284,22 @@ def finish_with(settings: CurationSettings, target: TargetRef, collected: Collec
     )
 
 
-def test_evaluation_prompts_are_taken_out_and_checked_again(target: TargetRef, tmp_path: Path) -> None:
+def test_evaluation_prompts_are_taken_out_and_checked_again(
+    target: TargetRef, tmp_path: Path
+) -> None:
     settings = curation(prompt_file(tmp_path))
     everything = gather(settings, target, tmp_path)
     leaked = everything.conversations[0]
     clean = gather(settings, target, tmp_path / "clean", held_out=[leaked.text])
     assert leaked.id not in {conversation.id for conversation in clean.conversations}
     assert clean.refused.by_source()["prompts"]["repeats an evaluation prompt"] == 1
-    (found,) = (one for one in clean.refused.examples if one["reason"] == "repeats an evaluation prompt")
+    (found,) = (
+        one for one in clean.refused.examples if one["reason"] == "repeats an evaluation prompt"
+    )
     assert found["where"] == leaked.id and found["detail"] in leaked.text.lower()
-    with pytest.raises(DatasetValidationError, match=f"contaminated.* in {leaked.id[:16]}") as failure:
+    with pytest.raises(
+        DatasetValidationError, match=f"contaminated.* in {leaked.id[:16]}"
+    ) as failure:
         finish_with(settings, target, everything, tmp_path / "out", held_out=[leaked.text])
     docs = Path(str(failure.value.fix).removeprefix("See the Data Docs: "))
     assert docs.is_file()
@@ -250,7 +314,8 @@ def test_too_few_conversations_for_two_sides_is_an_error(target: TargetRef, tmp_
 
 def conversations(num: int) -> list[AnsweredConversation]:
     items = [
-        Conversation.of((Message("user", f"{WORDS[n]} {n} {WORDS[n + 1]}"),), source="prompts") for n in range(num)
+        Conversation.of((Message("user", f"{WORDS[n]} {n} {WORDS[n + 1]}"),), source="prompts")
+        for n in range(num)
     ]
     return [AnsweredConversation(item, ()) for item in items]
 
@@ -274,14 +339,23 @@ def frame_of(rows: list[Row], sides: list[str]) -> pd.DataFrame:
         ({"origin": Origin("fr")}, "language"),
     ],
 )
-def test_critical_expectations_name_the_rows(change: dict[str, object], expectation: str, tmp_path: Path) -> None:
+def test_critical_expectations_name_the_rows(
+    change: dict[str, object], expectation: str, tmp_path: Path
+) -> None:
     items = conversations(6)
     settings = curation(prompt_file(tmp_path)).model_copy(update={"languages": ("en",)})
-    rows = [dataclasses.replace(row(0), conversation_id=item.conversation.id, source="prompts") for item in items]
+    rows = [
+        dataclasses.replace(row(0), conversation_id=item.conversation.id, source="prompts")
+        for item in items
+    ]
     rows[2] = dataclasses.replace(rows[2], **change)
     frame = frame_of(rows, ["train"] * 4 + ["validation"] * 2)
-    with pytest.raises(DatasetValidationError, match=rf"{expectation}.*{rows[2].conversation_id[:16]}"):
-        validate_frame(frame, docs_dir=tmp_path / "docs", settings=settings, vocab_size=512, max_tokens=64)
+    with pytest.raises(
+        DatasetValidationError, match=rf"{expectation}.*{rows[2].conversation_id[:16]}"
+    ):
+        validate_frame(
+            frame, docs_dir=tmp_path / "docs", settings=settings, vocab_size=512, max_tokens=64
+        )
     assert (tmp_path / "docs" / "index.html").is_file()
 
 
@@ -289,11 +363,15 @@ def test_a_warning_passes_and_is_reported(tmp_path: Path) -> None:
     items = conversations(6)
     settings = curation(prompt_file(tmp_path))
     rows = [
-        dataclasses.replace(row(0), conversation_id=item.conversation.id, source="prompts", exact=False)
+        dataclasses.replace(
+            row(0), conversation_id=item.conversation.id, source="prompts", exact=False
+        )
         for item in items
     ]
     frame = frame_of(rows, ["train"] * 4 + ["validation"] * 2)
-    result = validate_frame(frame, docs_dir=tmp_path / "docs", settings=settings, vocab_size=512, max_tokens=64)
+    result = validate_frame(
+        frame, docs_dir=tmp_path / "docs", settings=settings, vocab_size=512, max_tokens=64
+    )
     assert {finding.severity for finding in result.warnings} == {"warning"}
     assert any("exact_tokens" in finding.expectation for finding in result.warnings)
     assert any("num_loss_tokens" in finding.expectation for finding in result.warnings)

@@ -54,7 +54,11 @@ def test_terse_prompts_are_found(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["Explain how a bill becomes law.", "Write a poem about rain. Think step by step.", "What should I only eat?"],
+    [
+        "Explain how a bill becomes law.",
+        "Write a poem about rain. Think step by step.",
+        "What should I only eat?",
+    ],
 )
 def test_open_prompts_are_not_terse(text: str) -> None:
     assert asks_for_terse_answer(ask(text)) is None
@@ -115,7 +119,10 @@ def test_languages_are_told_apart_where_there_is_enough_text() -> None:
     assert language_of("OK merci") == "unknown"
     values = {"sources": [{"name": "chitchat"}], "num_conversations": 8, "languages": ["en"]}
     filters = prompt_filters(CurationSettings.model_validate(values))
-    assert refusal(ask("Écris-moi un long poème sur la mer et ses vagues."), filters) == "other language"
+    assert (
+        refusal(ask("Écris-moi un long poème sur la mer et ses vagues."), filters)
+        == "other language"
+    )
     assert refusal(ask("Write me a long poem about the sea and its waves."), filters) is None
     assert refusal(ask("OK merci, 12 + 30 = ?"), filters) is None
 
@@ -133,9 +140,16 @@ def test_script_counts_letters_only() -> None:
 
 
 def test_the_recipe_chooses_the_filters() -> None:
-    values = {"sources": [{"name": "chitchat"}], "num_conversations": 8, "min_prompt_chars": 5, "max_prompt_tokens": 10}
+    values = {
+        "sources": [{"name": "chitchat"}],
+        "num_conversations": 8,
+        "min_prompt_chars": 5,
+        "max_prompt_tokens": 10,
+    }
     lenient = prompt_filters(CurationSettings.model_validate(values))
-    strict = prompt_filters(CurationSettings.model_validate({**values, "keep_terse_prompts": False}))
+    strict = prompt_filters(
+        CurationSettings.model_validate({**values, "keep_terse_prompts": False})
+    )
     assert refusal(ask("Hey"), lenient) == "too short"
     assert refusal(ask("x" * 161), lenient) == "too long"
     assert refusal(ask("True or false: 1 is 2?"), lenient) is None
@@ -153,7 +167,9 @@ def test_planted_near_duplicates_are_found_and_nothing_else() -> None:
     rng = random.Random(0)
     originals = [sentence(rng, 60) for _ in range(300)]
     index = NearDuplicateIndex(threshold=0.8)
-    assert all(index.add_if_new(str(n), " ".join(words)) is None for n, words in enumerate(originals))
+    assert all(
+        index.add_if_new(str(n), " ".join(words)) is None for n, words in enumerate(originals)
+    )
     near = [[*words[:58], "other", "ending"] for words in originals]  # Jaccard 56 / 60 = 0.93
     far = [[*words[:40], *sentence(rng, 20)] for words in originals]  # Jaccard 38 / 78 = 0.49
     assert [index.add_if_new(f"near {n}", " ".join(words)) for n, words in enumerate(near)] == [
@@ -184,7 +200,10 @@ def test_thirteen_shared_words_contaminate_and_twelve_do_not() -> None:
     assert not index.contaminates(ask("what is ai good for"))
 
 
-@given(st.lists(st.text(alphabet="0123456789abcdef", min_size=64, max_size=64), unique=True), st.randoms())
+@given(
+    st.lists(st.text(alphabet="0123456789abcdef", min_size=64, max_size=64), unique=True),
+    st.randoms(),
+)
 def test_split_does_not_depend_on_order_or_growth(ids: list[str], rng: random.Random) -> None:
     before = {name: side_of(name, validation_share=0.2) for name in ids}
     shuffled = [*ids, "f" * 64]

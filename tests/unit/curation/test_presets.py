@@ -11,7 +11,11 @@ import pytest
 
 from components.contracts import is_held_out
 from components.curation.quarantine import Quarantine
-from components.curation.sources.mixture import describe_source, evaluation_texts, load_conversations
+from components.curation.sources.mixture import (
+    describe_source,
+    evaluation_texts,
+    load_conversations,
+)
 from components.curation.sources.presets import PRESETS
 from components.errors import CurationError
 from components.settings import CurationSettings, SourceSettings
@@ -24,12 +28,18 @@ def question(number: int) -> str:
 
 
 def share_gpt(number: int) -> dict[str, Any]:
-    turns = [{"from": "human", "value": question(number)}, {"from": "gpt", "value": "The next one."}]
+    turns = [
+        {"from": "human", "value": question(number)},
+        {"from": "gpt", "value": "The next one."},
+    ]
     return {"conversations": turns, "instruction": "another column", "uuid": str(number)}
 
 
 def openai(number: int) -> dict[str, Any]:
-    turns = [{"role": "user", "content": question(number)}, {"role": "assistant", "content": "The next one."}]
+    turns = [
+        {"role": "user", "content": question(number)},
+        {"role": "assistant", "content": "The next one."},
+    ]
     return {"prompt": "another column", "messages": turns, "prompt_id": str(number)}
 
 
@@ -39,16 +49,42 @@ ROWS: dict[str, Any] = {
     "open_perfect_blend": share_gpt,
     "gsm8k": lambda n: {"question": question(n), "answer": "#### 1"},
     "gsm8k_test": lambda n: {"question": question(n), "answer": "#### 1"},
-    "math500": lambda n: {"problem": question(n), "solution": "x", "answer": "1", "subject": "Algebra", "level": 1},
-    "mbpp": lambda n: {"task_id": n, "text": question(n), "code": "pass", "test_list": ["assert True"]},
-    "mbpp_test": lambda n: {"task_id": n, "text": question(n), "code": "pass", "test_list": ["assert True"]},
-    "humaneval": lambda n: {"task_id": f"HumanEval/{n}", "prompt": question(n), "canonical_solution": "pass"},
-    "mt_bench": lambda n: {"prompt": [question(n), "Say it again."], "prompt_id": n, "category": "math"},
+    "math500": lambda n: {
+        "problem": question(n),
+        "solution": "x",
+        "answer": "1",
+        "subject": "Algebra",
+        "level": 1,
+    },
+    "mbpp": lambda n: {
+        "task_id": n,
+        "text": question(n),
+        "code": "pass",
+        "test_list": ["assert True"],
+    },
+    "mbpp_test": lambda n: {
+        "task_id": n,
+        "text": question(n),
+        "code": "pass",
+        "test_list": ["assert True"],
+    },
+    "humaneval": lambda n: {
+        "task_id": f"HumanEval/{n}",
+        "prompt": question(n),
+        "canonical_solution": "pass",
+    },
+    "mt_bench": lambda n: {
+        "prompt": [question(n), "Say it again."],
+        "prompt_id": n,
+        "category": "math",
+    },
 }
 
 
 def publish(folder: Path, preset: str, rows: Sequence[dict[str, Any]]) -> SourceSettings:
-    """A data set repository with the preset's subset and split, as the Hub describes them in its card."""
+    """A data set repository with the preset's subset and split, as the Hub describes them in its
+    card.
+    """
     place = PRESETS[preset]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "README.md").write_text(
@@ -66,12 +102,16 @@ def test_every_preset_has_a_row_here() -> None:
     assert set(ROWS) == set(PRESETS)
 
 
-@pytest.mark.parametrize("preset", [name for name, place in PRESETS.items() if not place.is_evaluation])
+@pytest.mark.parametrize(
+    "preset", [name for name, place in PRESETS.items() if not place.is_evaluation]
+)
 @pytest.mark.parametrize("streaming", [True, False])
 def test_training_presets_read_their_column(preset: str, streaming: bool, tmp_path: Path) -> None:
     source = publish(tmp_path, preset, [ROWS[preset](number) for number in range(NUM_ROWS)])
     quarantine = Quarantine()
-    found = load_conversations(settings(source.model_copy(update={"streaming": streaming})), quarantine=quarantine)
+    found = load_conversations(
+        settings(source.model_copy(update={"streaming": streaming})), quarantine=quarantine
+    )
     expected = {question(number) for number in range(NUM_ROWS) if not is_held_out(question(number))}
     assert {conversation.user_turns for conversation in found} == {(text,) for text in expected}
     assert quarantine.total == 0
@@ -95,8 +135,12 @@ def test_every_turn_of_an_evaluation_set_counts(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_set_that_cannot_be_read_whole_is_an_error(tmp_path: Path) -> None:
-    source = publish(tmp_path, "math500", [ROWS["math500"](1), {**ROWS["math500"](2), "problem": " "}])
-    with pytest.raises(CurationError, match=r"evaluation set 'math500' has a row that cannot be read.*empty turn"):
+    source = publish(
+        tmp_path, "math500", [ROWS["math500"](1), {**ROWS["math500"](2), "problem": " "}]
+    )
+    with pytest.raises(
+        CurationError, match=r"evaluation set 'math500' has a row that cannot be read.*empty turn"
+    ):
         list(evaluation_texts([source]))
 
 
@@ -133,4 +177,8 @@ def test_arrays_lines_and_folders_of_files(tmp_path: Path) -> None:
 
 def test_a_folder_without_data_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CurationError, match="has no data"):
-        list(load_conversations(settings(SourceSettings(name="none", kind="file", path=str(tmp_path)))))
+        list(
+            load_conversations(
+                settings(SourceSettings(name="none", kind="file", path=str(tmp_path)))
+            )
+        )

@@ -23,13 +23,20 @@ from components.settings import CurationSettings
 
 FINGERPRINT = TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s")
 SETTINGS = CurationSettings.model_validate(
-    {"sources": [{"name": "chitchat"}], "num_conversations": 8, "max_turns": 3, "requests_in_flight": 4}
+    {
+        "sources": [{"name": "chitchat"}],
+        "num_conversations": 8,
+        "max_turns": 3,
+        "requests_in_flight": 4,
+    }
 )
 Reply = tuple[int, dict[str, Any], dict[str, str]]
 
 
 class Endpoint:
-    """A server whose `reply` decides each answer from the request and its number; keeps what it was asked."""
+    """A server whose `reply` decides each answer from the request and its number; keeps what it was
+    asked.
+    """
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -70,10 +77,20 @@ class Endpoint:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
-def ok(request: dict[str, Any], *, text: str | None = None, finish: str = "stop", ids: bool = True) -> Reply:
+def ok(
+    request: dict[str, Any], *, text: str | None = None, finish: str = "stop", ids: bool = True
+) -> Reply:
     answer = text if text is not None else f"answer to {request['messages'][-1]['content']}"
-    choice = {"message": {"content": answer}, "finish_reason": finish, "token_ids": [7, 8, 2] if ids else None}
-    body = {"choices": [choice], "usage": {"completion_tokens": 3}, "prompt_token_ids": [1, 5] if ids else None}
+    choice = {
+        "message": {"content": answer},
+        "finish_reason": finish,
+        "token_ids": [7, 8, 2] if ids else None,
+    }
+    body = {
+        "choices": [choice],
+        "usage": {"completion_tokens": 3},
+        "prompt_token_ids": [1, 5] if ids else None,
+    }
     return 200, body, {}
 
 
@@ -92,12 +109,16 @@ def quick_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chats(num: int, *, turns: int = 1) -> list[Conversation]:
     return [
-        Conversation.of(tuple(Message("user", f"question {n}.{turn}") for turn in range(turns)), source="test")
+        Conversation.of(
+            tuple(Message("user", f"question {n}.{turn}") for turn in range(turns)), source="test"
+        )
         for n in range(num)
     ]
 
 
-def run(endpoint: Endpoint, conversations: list[Conversation], folder: Path, **values: Any) -> Regeneration:
+def run(
+    endpoint: Endpoint, conversations: list[Conversation], folder: Path, **values: Any
+) -> Regeneration:
     return regenerate(
         conversations,
         engine_url=endpoint.url,
@@ -114,16 +135,21 @@ def test_every_conversation_is_answered_in_order(endpoint: Endpoint, tmp_path: P
     conversations = chats(20)
     result = run(endpoint, conversations, tmp_path)
     assert [item.conversation for item in result.answered] == conversations
-    assert [item.answers[0].text for item in result.answered] == [f"answer to question {n}.0" for n in range(20)]
+    assert [item.answers[0].text for item in result.answered] == [
+        f"answer to question {n}.0" for n in range(20)
+    ]
     assert (result.num_requested, result.num_reused, result.num_tokens) == (20, 0, 60)
     assert result.exact_tokens and result.engine_version == "9.9"
-    asked = {(item.answers[0].max_tokens, item.answers[0].engine_version) for item in result.answered}
+    asked = {
+        (item.answers[0].max_tokens, item.answers[0].engine_version) for item in result.answered
+    }
     assert asked == {(SETTINGS.max_answer_tokens, "9.9")}
     assert endpoint.most_in_flight <= 4
 
 
 def test_as_many_requests_are_in_flight_as_asked_for(endpoint: Endpoint, tmp_path: Path) -> None:
-    # No answer is given before four requests are there: with fewer in flight the barrier breaks, and the run fails.
+    # No answer is given before four requests are there: with fewer in flight the barrier breaks,
+    # and the run fails.
     together = threading.Barrier(4)
 
     def reply(request: dict[str, Any], number: int) -> Reply:
@@ -135,14 +161,21 @@ def test_as_many_requests_are_in_flight_as_asked_for(endpoint: Endpoint, tmp_pat
     assert endpoint.most_in_flight == 4
 
 
-def test_requests_ask_for_token_ids_and_never_send_a_seed(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_requests_ask_for_token_ids_and_never_send_a_seed(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
     run(endpoint, chats(12), tmp_path)
-    assert all(request["return_token_ids"] is True and "seed" not in request for request in endpoint.requests)
+    assert all(
+        request["return_token_ids"] is True and "seed" not in request
+        for request in endpoint.requests
+    )
     assert {request["temperature"] for request in endpoint.requests} == {0.0, 0.7}
     assert {request["max_tokens"] for request in endpoint.requests} == {SETTINGS.max_answer_tokens}
 
 
-def test_later_turns_see_the_targets_own_earlier_answers(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_later_turns_see_the_targets_own_earlier_answers(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
     result = run(endpoint, chats(1, turns=2), tmp_path)
     assert [message["content"] for message in endpoint.requests[1]["messages"]] == [
         "question 0.0", "answer to question 0.0", "question 0.1",
@@ -169,7 +202,9 @@ def test_tools_and_their_calls_reach_the_engine(endpoint: Endpoint, tmp_path: Pa
     assert item.answers[0].text == "answer to sunny"
 
 
-def test_a_truncated_answer_is_kept_and_ends_the_conversation(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_truncated_answer_is_kept_and_ends_the_conversation(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
     endpoint.reply = lambda request, number: ok(request, finish="length")
     (item,) = run(endpoint, chats(1, turns=3), tmp_path).answered
     assert len(item.answers) == 1 and item.answers[0].truncated
@@ -177,7 +212,11 @@ def test_a_truncated_answer_is_kept_and_ends_the_conversation(endpoint: Endpoint
 
 
 def test_busy_and_failing_engines_are_asked_again(endpoint: Endpoint, tmp_path: Path) -> None:
-    faults: dict[int, Reply] = {1: (429, {}, {"retry-after": "0.05"}), 2: (503, {}, {}), 3: (500, {}, {})}
+    faults: dict[int, Reply] = {
+        1: (429, {}, {"retry-after": "0.05"}),
+        2: (503, {}, {}),
+        3: (500, {}, {}),
+    }
     endpoint.reply = lambda request, number: faults.get(number) or ok(request)
     result = run(endpoint, chats(6), tmp_path)
     assert len(result.answered) == 6
@@ -195,11 +234,16 @@ def test_refused_and_empty_answers_are_quarantined(endpoint: Endpoint, tmp_path:
     result = run(endpoint, chats(6), tmp_path)
     assert len(result.answered) == 4
     assert result.quarantine.by_source() == {
-        "test": {"empty answer": 1, "engine refused: HTTP 400: maximum context length is N tokens": 1}
+        "test": {
+            "empty answer": 1,
+            "engine refused: HTTP 400: maximum context length is N tokens": 1,
+        }
     }
 
 
-def test_truncated_answers_and_refusals_are_dropped_where_asked(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_truncated_answers_and_refusals_are_dropped_where_asked(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
     def reply(request: dict[str, Any], number: int) -> Reply:
         question = request["messages"][-1]["content"]
         if question == "question 1.0":
@@ -209,9 +253,13 @@ def test_truncated_answers_and_refusals_are_dropped_where_asked(endpoint: Endpoi
     endpoint.reply = reply
     conversations = chats(6)
     assert len(run(endpoint, conversations, tmp_path).answered) == 6
-    strict = run(endpoint, conversations, tmp_path, keep_truncated_answers=False, keep_refusals=False)
+    strict = run(
+        endpoint, conversations, tmp_path, keep_truncated_answers=False, keep_refusals=False
+    )
     assert strict.num_reused == 6  # the answers are the same ones; only what is kept of them is not
-    assert [item.conversation for item in strict.answered] == [conversations[n] for n in (0, 3, 4, 5)]
+    assert [item.conversation for item in strict.answered] == [
+        conversations[n] for n in (0, 3, 4, 5)
+    ]
     assert strict.quarantine.by_source() == {"test": {"refusal": 1, "truncated answer": 1}}
 
 
@@ -222,7 +270,11 @@ def test_mostly_refused_is_an_error(endpoint: Endpoint, tmp_path: Path) -> None:
 
 
 def test_a_dead_engine_and_a_wrong_model_are_named(endpoint: Endpoint, tmp_path: Path) -> None:
-    endpoint.reply = lambda request, number: (404, {"error": {"message": "The model `target` does not exist"}}, {})
+    endpoint.reply = lambda request, number: (
+        404,
+        {"error": {"message": "The model `target` does not exist"}},
+        {},
+    )
     with pytest.raises(EngineError, match="does not serve that model"):
         run(endpoint, chats(3), tmp_path)
     endpoint.reply = lambda request, number: (500, {}, {})
@@ -252,14 +304,22 @@ def test_a_rerun_pays_only_for_what_is_missing(endpoint: Endpoint, tmp_path: Pat
     assert run(endpoint, conversations, tmp_path).num_requested == 0
 
 
-def test_answers_of_another_target_or_setting_are_not_reused(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_answers_of_another_target_or_setting_are_not_reused(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
     run(endpoint, chats(4), tmp_path)
     assert run(endpoint, chats(4), tmp_path, max_answer_tokens=9).num_reused == 0
     other = FINGERPRINT.model_copy(update={"weights": "other"})
     result = regenerate(
-        chats(4), engine_url=endpoint.url, model="target", settings=SETTINGS, fingerprint=other, shard_dir=tmp_path,
-        spool_path=tmp_path / "answered.spool", progress=lambda what, done, total: None,
-    )  # fmt: skip
+        chats(4),
+        engine_url=endpoint.url,
+        model="target",
+        settings=SETTINGS,
+        fingerprint=other,
+        shard_dir=tmp_path,
+        spool_path=tmp_path / "answered.spool",
+        progress=lambda what, done, total: None,
+    )
     assert result.num_reused == 0
 
 
@@ -281,8 +341,15 @@ def test_shards_keep_answers_and_skip_torn_lines(tmp_path: Path) -> None:
         assert again.get("bb") is None and again.num_torn == 1
         again.append("bb", answer)
         again.append("cc", replace(answer, text="third"))
-        assert again.get("cc").text == "third" and again.get("bb") == answer and again.get("aa") == answer
-    assert sorted(shard.name for shard in tmp_path.iterdir()) == ["answers-00000.jsonl", "answers-00001.jsonl"]
+        assert (
+            again.get("cc").text == "third"
+            and again.get("bb") == answer
+            and again.get("aa") == answer
+        )
+    assert sorted(shard.name for shard in tmp_path.iterdir()) == [
+        "answers-00000.jsonl",
+        "answers-00001.jsonl",
+    ]
 
 
 def test_temperatures_are_mixed_and_fixed_by_the_id() -> None:

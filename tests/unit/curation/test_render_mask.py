@@ -18,13 +18,16 @@ from components.errors import CurationError
 END = "<|im_end|>"
 MARKED = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + "
+    "'<|im_end|>' }}{% endgeneration %}"
     "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 FORGETS_THOUGHTS = (
-    "{% for message in messages %}{% set content = message['content'] %}{% set past = not loop.last %}"
-    "{% if message['role'] == 'assistant' and past %}{% set content = content.split('</think>')[-1] %}{% endif %}"
+    "{% for message in messages %}{% set content = message['content'] %}{% set past = not "
+    "loop.last %}"
+    "{% if message['role'] == 'assistant' and past %}{% set content = "
+    "content.split('</think>')[-1] %}{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + content + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -47,10 +50,17 @@ def with_template(tiny_target: Path, folder: Path, template: str | None) -> Path
 
 
 def answered(
-    renderer: Renderer, prompts: list[str], texts: list[str], *, truncated: bool = False, exact: bool = True
+    renderer: Renderer,
+    prompts: list[str],
+    texts: list[str],
+    *,
+    truncated: bool = False,
+    exact: bool = True,
 ) -> AnsweredConversation:
     """Answers as an engine with this template and tokenizer would return them."""
-    conversation = Conversation.of(tuple(Message("user", prompt) for prompt in prompts), source="test")
+    conversation = Conversation.of(
+        tuple(Message("user", prompt) for prompt in prompts), source="test"
+    )
     history: list[Message] = []
     answers = []
     for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
@@ -74,7 +84,9 @@ def answered(
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_single_turn_supervises_the_answer_and_its_end(renderer: Renderer, exact: bool) -> None:
-    item = answered(renderer, ["What is the capital of France?"], ["Paris, on the Seine."], exact=exact)
+    item = answered(
+        renderer, ["What is the capital of France?"], ["Paris, on the Seine."], exact=exact
+    )
     assert supervised(renderer, item) == ["Paris, on the Seine." + END]
     assert renderer.render(item).exact is exact
 
@@ -89,15 +101,26 @@ def test_a_truncated_answer_claims_no_end_of_turn(renderer: Renderer, exact: boo
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_every_answer_of_a_chat_is_supervised_and_no_prompt(renderer: Renderer, exact: bool) -> None:
-    item = answered(renderer, ["Hello there!", "And a queue?"], ["A stack.", "First in, first out."], exact=exact)
+def test_every_answer_of_a_chat_is_supervised_and_no_prompt(
+    renderer: Renderer, exact: bool
+) -> None:
+    item = answered(
+        renderer,
+        ["Hello there!", "And a queue?"],
+        ["A stack.", "First in, first out."],
+        exact=exact,
+    )
     assert supervised(renderer, item) == ["A stack." + END, "First in, first out." + END]
 
 
-def test_earlier_answers_with_other_tokens_in_context_are_not_supervised(renderer: Renderer) -> None:
+def test_earlier_answers_with_other_tokens_in_context_are_not_supervised(
+    renderer: Renderer,
+) -> None:
     item = answered(renderer, ["Hello", "Again"], ["the target checks them", "Yes."])
     first = item.answers[0]
-    letters = tuple(token for char in first.text for token in renderer.encode(char)) + tuple(renderer.encode(END))
+    letters = tuple(token for char in first.text for token in renderer.encode(char)) + tuple(
+        renderer.encode(END)
+    )
     assert letters != first.token_ids
     odd = Answer(first.text, letters, first.prompt_token_ids, len(letters), False, 0.7)
     item = AnsweredConversation(item.conversation, (odd, item.answers[1]))
@@ -107,12 +130,16 @@ def test_earlier_answers_with_other_tokens_in_context_are_not_supervised(rendere
 def test_an_engine_with_another_template_is_refused(renderer: Renderer) -> None:
     item = answered(renderer, ["Hello"], ["Hi."])
     answer = item.answers[0]
-    other = Answer(answer.text, answer.token_ids, answer.prompt_token_ids[1:], answer.num_tokens, False, 0.0)
+    other = Answer(
+        answer.text, answer.token_ids, answer.prompt_token_ids[1:], answer.num_tokens, False, 0.0
+    )
     with pytest.raises(CurationError, match=r"rendered conversation .* differently"):
         renderer.render(AnsweredConversation(item.conversation, (other,)))
 
 
-def test_generation_markers_and_prefix_differences_agree(renderer: Renderer, tiny_target: Path, tmp_path: Path) -> None:
+def test_generation_markers_and_prefix_differences_agree(
+    renderer: Renderer, tiny_target: Path, tmp_path: Path
+) -> None:
     marked = renderer_of(with_template(tiny_target, tmp_path / "marked", MARKED), name="marked")
     assert marked._marks_answers and not renderer._marks_answers
     item = answered(renderer, ["Hello", "More?"], ["One answer.", "Another one."], exact=False)
@@ -120,8 +147,12 @@ def test_generation_markers_and_prefix_differences_agree(renderer: Renderer, tin
     assert (one.token_ids, one.loss_mask) == (two.token_ids, two.loss_mask)
 
 
-def test_a_template_that_forgets_thoughts_is_found(renderer: Renderer, tiny_target: Path, tmp_path: Path) -> None:
-    forgetful = renderer_of(with_template(tiny_target, tmp_path / "forgetful", FORGETS_THOUGHTS), name="forgetful")
+def test_a_template_that_forgets_thoughts_is_found(
+    renderer: Renderer, tiny_target: Path, tmp_path: Path
+) -> None:
+    forgetful = renderer_of(
+        with_template(tiny_target, tmp_path / "forgetful", FORGETS_THOUGHTS), name="forgetful"
+    )
     assert rewrites_history(renderer) is None
     assert "rewrites history" in str(rewrites_history(forgetful))
     thought = "<think>Hm.</think>Four."
@@ -155,13 +186,17 @@ def test_the_proof_finds_a_shifted_mask(renderer: Renderer) -> None:
             prove_masks([wrong], [item], renderer)
 
 
-WORDS = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=40).filter(
-    lambda text: bool(text.strip()) and "<|" not in text and "\ufffd" not in text
-)
+WORDS = st.text(
+    alphabet=st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=40
+).filter(lambda text: bool(text.strip()) and "<|" not in text and "\ufffd" not in text)
 
 
 @settings(max_examples=60, deadline=None)
-@given(turns=st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3), truncated=st.booleans(), exact=st.booleans())
+@given(
+    turns=st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3),
+    truncated=st.booleans(),
+    exact=st.booleans(),
+)
 def test_masked_tokens_read_as_the_answers(
     renderer: Renderer, turns: list[tuple[str, str]], truncated: bool, exact: bool
 ) -> None:

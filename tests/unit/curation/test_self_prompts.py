@@ -1,4 +1,6 @@
-"""Prompts that the target writes: how many are missing, and that a time limit begins no more of them."""
+"""Prompts that the target writes: how many are missing, and that a time limit begins no more of
+them.
+"""
 
 from __future__ import annotations
 
@@ -43,22 +45,37 @@ def engine() -> Iterator[str]:
 @pytest.fixture
 def target(tiny_target: Path) -> TargetRef:
     fingerprint = TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s")
-    return TargetRef(name="tiny", path=str(tiny_target), source="test", fingerprint=fingerprint, quantization="none")
+    return TargetRef(
+        name="tiny",
+        path=str(tiny_target),
+        source="test",
+        fingerprint=fingerprint,
+        quantization="none",
+    )
 
 
 def settings(num_conversations: int) -> CurationSettings:
-    sources = (SourceSettings(name="own", kind="target", weight=0.5), SourceSettings(name="other", weight=0.5))
-    return CurationSettings(sources=sources, num_conversations=num_conversations, requests_in_flight=2)
+    sources = (
+        SourceSettings(name="own", kind="target", weight=0.5),
+        SourceSettings(name="other", weight=0.5),
+    )
+    return CurationSettings(
+        sources=sources, num_conversations=num_conversations, requests_in_flight=2
+    )
 
 
-def write(engine: str, target: TargetRef, folder: Path, *, number: int, stop_after_s: float | None = None) -> None:
+def write(
+    engine: str, target: TargetRef, folder: Path, *, number: int, stop_after_s: float | None = None
+) -> None:
     with_written_prompts(
         settings(number), engine_url=engine, model="tiny", target=target, folder=folder,
         progress=lambda *_: None, stop_after_s=stop_after_s,
     )  # fmt: skip
 
 
-def test_what_is_missing_is_what_is_wanted_less_what_lies_there(engine: str, target: TargetRef, tmp_path: Path) -> None:
+def test_what_is_missing_is_what_is_wanted_less_what_lies_there(
+    engine: str, target: TargetRef, tmp_path: Path
+) -> None:
     # 1.7 prompts for one wanted, of half the conversations, and one: int(1.7 x 0.5 x 20) + 1.
     assert num_missing_prompts(settings(20), target=target, folder=tmp_path) == 18
     write(engine, target, tmp_path, number=8)
@@ -77,5 +94,7 @@ def test_after_its_time_no_prompt_is_begun_and_what_was_begun_is_kept(
     # Two at a time, a tenth of a second each: about six, were the machine idle; never all of them.
     assert 2 <= written < 1701 / 2
     assert time.monotonic() - started_s < 60
-    write(engine, target, tmp_path, number=8)  # and there is enough for a small recipe already, or it is added to
+    write(
+        engine, target, tmp_path, number=8
+    )  # and there is enough for a small recipe already, or it is added to
     assert num_missing_prompts(settings(8), target=target, folder=tmp_path) == 0

@@ -12,7 +12,10 @@ from components.curation.conversation import Answer, AnsweredConversation, Conve
 
 
 def chat(number: int) -> Conversation:
-    turns = (Message("system", "Be\u2028brief."), Message("user", f"Frage {number}: wie weit? \U0001f600"))
+    turns = (
+        Message("system", "Be\u2028brief."),
+        Message("user", f"Frage {number}: wie weit? \U0001f600"),
+    )
     return Conversation.of(turns, source=f"source {number % 3}")
 
 
@@ -39,7 +42,10 @@ def test_rows_may_be_read_while_more_are_written(tmp_path: Path) -> None:
 def test_a_selection_has_an_order_of_its_own(tmp_path: Path) -> None:
     spool = answered_spool(tmp_path / "rows")
     answer = Answer("Ja.", (5, 6), (1, 2, 3), 2, False, 0.7)
-    items = [AnsweredConversation(chat(number), (answer,), {"enable_thinking": False}) for number in range(4)]
+    items = [
+        AnsweredConversation(chat(number), (answer,), {"enable_thinking": False})
+        for number in range(4)
+    ]
     for item in items:
         spool.append(item)
     assert list(spool.selected([3, 1])) == [items[3], items[1]]

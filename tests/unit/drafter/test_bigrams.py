@@ -51,14 +51,23 @@ def test_at_full_rank_the_head_gives_the_targets_distribution(tiny_target: Path)
     assert kept == pytest.approx(1.0, abs=1e-3)
     head = model.markov_head
     logits = head.markov_w1.weight @ head.markov_w2.weight.T
-    expected = bigram_log_probs(tiny_target, draft_token_ids=ids, device=CPU).float().clamp_min(MIN_LOG_PROBABILITY)
+    expected = (
+        bigram_log_probs(tiny_target, draft_token_ids=ids, device=CPU)
+        .float()
+        .clamp_min(MIN_LOG_PROBABILITY)
+    )
     torch.testing.assert_close(logits.softmax(-1), expected.softmax(-1), atol=1e-3, rtol=0.05)
 
 
 def test_a_higher_rank_keeps_more(tiny_target: Path) -> None:
     ids = torch.arange(512)
     shares = [
-        start_markov_head(drafter(tiny_target, rank=rank), target_path=tiny_target, draft_token_ids=ids, device=CPU)
+        start_markov_head(
+            drafter(tiny_target, rank=rank),
+            target_path=tiny_target,
+            draft_token_ids=ids,
+            device=CPU,
+        )
         for rank in (4, 64)
     ]
     assert 0 < shares[0] < shares[1] < 1
@@ -67,5 +76,8 @@ def test_a_higher_rank_keeps_more(tiny_target: Path) -> None:
 def test_a_drafter_without_a_markov_head_is_refused(tiny_target: Path) -> None:
     with pytest.raises(ConfigError, match="needs a Markov head"):
         start_markov_head(
-            drafter(tiny_target, rank=0), target_path=tiny_target, draft_token_ids=torch.arange(9), device=CPU
+            drafter(tiny_target, rank=0),
+            target_path=tiny_target,
+            draft_token_ids=torch.arange(9),
+            device=CPU,
         )

@@ -8,7 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from components.drafter.build import build_drafter, choose_mask_token_id, load_trainable, trainable_state
+from components.drafter.build import (
+    build_drafter,
+    choose_mask_token_id,
+    load_trainable,
+    trainable_state,
+)
 from components.drafter.start import TensorFiles, read_lm_head
 from components.drafter.vocabulary import build_draft_vocabulary
 from components.errors import ConfigError, TargetError
@@ -24,9 +29,13 @@ def vocabulary(target: Path) -> object:
     return build_draft_vocabulary(counts_V, size=64, min_coverage=0.1)
 
 
-def build(target: Path, settings: DrafterSettings = SETTINGS, *, pruned: bool = True, seed: int = 0) -> object:
+def build(
+    target: Path, settings: DrafterSettings = SETTINGS, *, pruned: bool = True, seed: int = 0
+) -> object:
     draft_vocab = vocabulary(target) if pruned else None
-    return build_drafter(settings, target_path=target, aux_layer_ids=AUX, draft_vocab=draft_vocab, seed=seed)
+    return build_drafter(
+        settings, target_path=target, aux_layer_ids=AUX, draft_vocab=draft_vocab, seed=seed
+    )
 
 
 def test_a_dspark_drafter_shares_the_targets_frozen_parts(tiny_target: Path) -> None:
@@ -38,13 +47,24 @@ def test_a_dspark_drafter_shares_the_targets_frozen_parts(tiny_target: Path) -> 
     assert torch.equal(model.lm_head.weight, head_VH[kept])
     assert torch.equal(model.embed_tokens.weight, weights.read("embed_tokens.weight").float())
     assert torch.equal(model.verifier_norm.weight, weights.read("norm.weight").float())
-    frozen = {"embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight"}
+    frozen = {
+        "embed_tokens.weight",
+        "lm_head.weight",
+        "verifier_lm_head.weight",
+        "verifier_norm.weight",
+    }
     assert not frozen & set(trainable_state(model))
-    assert {"markov_head.markov_w1.weight", "confidence_head.proj.weight", "fc.weight"} <= set(trainable_state(model))
+    assert {"markov_head.markov_w1.weight", "confidence_head.proj.weight", "fc.weight"} <= set(
+        trainable_state(model)
+    )
 
 
 def test_heads_can_be_switched_off_and_dflash_has_none(tiny_target: Path) -> None:
-    bare = build(tiny_target, SETTINGS.model_copy(update={"markov_rank": 0, "confidence_head": False}), pruned=False)
+    bare = build(
+        tiny_target,
+        SETTINGS.model_copy(update={"markov_rank": 0, "confidence_head": False}),
+        pruned=False,
+    )
     assert bare.markov_head is None and bare.confidence_head is None
     dflash = build(tiny_target, SETTINGS.model_copy(update={"algorithm": "dflash"}))
     assert not hasattr(dflash, "markov_head") and dflash.config.sample_from_anchor is False
@@ -52,24 +72,35 @@ def test_heads_can_be_switched_off_and_dflash_has_none(tiny_target: Path) -> Non
     assert eagle3.config.speculators_model_type == "eagle3"
 
 
-def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone(tiny_target: Path) -> None:
+def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone(
+    tiny_target: Path,
+) -> None:
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
     first, second, other = build(tiny_target), build(tiny_target), build(tiny_target, seed=1)
     assert torch.equal(before, torch.random.get_rng_state())
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
     assert not torch.equal(first.fc.weight, other.fc.weight)
 
 
-def test_start_from_target_layers_copies_layers_norms_and_passes_one_slot(tiny_target: Path) -> None:
-    settings = SETTINGS.model_copy(update={"start": "target_layers", "start_layers": (3, 1), "start_aux_slot": 1})
+def test_start_from_target_layers_copies_layers_norms_and_passes_one_slot(
+    tiny_target: Path,
+) -> None:
+    settings = SETTINGS.model_copy(
+        update={"start": "target_layers", "start_layers": (3, 1), "start_aux_slot": 1}
+    )
     model = build(tiny_target, settings)
     weights = TensorFiles(tiny_target)
     for draft_layer, target_layer in zip(model.layers, (3, 1), strict=True):
         for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj", "input_layernorm"):
             expected = weights.read(f"layers.{target_layer}.{name}.weight").float()
             assert torch.equal(draft_layer.get_submodule(name).weight, expected)
-        assert torch.equal(draft_layer.self_attn.k_norm.weight, torch.ones_like(draft_layer.self_attn.k_norm.weight))
+        assert torch.equal(
+            draft_layer.self_attn.k_norm.weight,
+            torch.ones_like(draft_layer.self_attn.k_norm.weight),
+        )
     assert torch.equal(model.norm.weight, weights.read("norm.weight").float())
     states = torch.randn(5, 3, model.fc.weight.shape[0])
     assert torch.equal(model.fc(states.flatten(1)), states[:, 1])
@@ -77,7 +108,12 @@ def test_start_from_target_layers_copies_layers_norms_and_passes_one_slot(tiny_t
 
 def test_eagle3_starts_with_half_of_the_targets_projections_in_each_half(tiny_target: Path) -> None:
     settings = SETTINGS.model_copy(
-        update={"algorithm": "eagle3", "start": "target_layers", "start_layers": (3, 1), "start_norm_scale": 0.5}
+        update={
+            "algorithm": "eagle3",
+            "start": "target_layers",
+            "start_layers": (3, 1),
+            "start_norm_scale": 0.5,
+        }
     )
     model = build(tiny_target, settings)
     weights = TensorFiles(tiny_target)
@@ -90,20 +126,29 @@ def test_eagle3_starts_with_half_of_the_targets_projections_in_each_half(tiny_ta
         expected = weights.read(f"layers.1.self_attn.{name}.weight").float()
         assert torch.equal(second.self_attn.get_submodule(name).weight, expected)
     norm_H = weights.read("layers.3.input_layernorm.weight").float()
-    assert torch.equal(first.hidden_norm.weight, norm_H) and torch.equal(first.input_layernorm.weight, norm_H)
+    assert torch.equal(first.hidden_norm.weight, norm_H) and torch.equal(
+        first.input_layernorm.weight, norm_H
+    )
     assert torch.equal(model.norm.weight, 0.5 * weights.read("norm.weight").float())
     aux = torch.randn(5, 3, model.fc.weight.shape[0])
     assert torch.equal(model.fc(aux.flatten(1)), aux[:, -1])
 
 
-def test_eagle3_does_not_start_from_layers_with_head_norms_it_lacks(tiny_target: Path, tmp_path: Path) -> None:
+def test_eagle3_does_not_start_from_layers_with_head_norms_it_lacks(
+    tiny_target: Path, tmp_path: Path
+) -> None:
     for file in tiny_target.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     tensors = load_file(tiny_target / "model.safetensors")
     tensors["model.layers.3.self_attn.q_norm.weight"] = torch.ones(32)
     save_file(tensors, tmp_path / "model.safetensors")
     settings = SETTINGS.model_copy(
-        update={"algorithm": "eagle3", "num_layers": 1, "start": "target_layers", "start_layers": (3,)}
+        update={
+            "algorithm": "eagle3",
+            "num_layers": 1,
+            "start": "target_layers",
+            "start_layers": (3,),
+        }
     )
     with pytest.raises(ConfigError, match="q_norm"):
         build(tmp_path, settings)
@@ -123,7 +168,9 @@ def test_settings_that_do_not_fit_the_target_are_refused(
 ) -> None:
     settings = SETTINGS.model_copy(update=update)
     with pytest.raises(ConfigError, match=message):
-        build_drafter(settings, target_path=tiny_target, aux_layer_ids=aux, draft_vocab=None, seed=0)
+        build_drafter(
+            settings, target_path=tiny_target, aux_layer_ids=aux, draft_vocab=None, seed=0
+        )
 
 
 def test_a_folder_without_a_config_is_no_target(tmp_path: Path) -> None:
@@ -136,10 +183,16 @@ def test_the_mask_token_is_special_and_not_used_by_chats(tiny_target: Path) -> N
 
     tokenizer = AutoTokenizer.from_pretrained(str(tiny_target))
     chosen = tokenizer.convert_ids_to_tokens(choose_mask_token_id(tiny_target))
-    assert chosen not in (tokenizer.eos_token, tokenizer.bos_token) and chosen not in tokenizer.chat_template
+    assert (
+        chosen not in (tokenizer.eos_token, tokenizer.bos_token)
+        and chosen not in tokenizer.chat_template
+    )
 
 
 def test_weights_of_another_shape_are_refused(tiny_target: Path) -> None:
-    model, deeper = build(tiny_target), build(tiny_target, SETTINGS.model_copy(update={"num_layers": 3}))
+    model, deeper = (
+        build(tiny_target),
+        build(tiny_target, SETTINGS.model_copy(update={"num_layers": 3})),
+    )
     with pytest.raises(ConfigError, match="do not fit"):
         load_trainable(deeper, trainable_state(model), source="a test")

@@ -1,4 +1,6 @@
-"""Sequential temperature scaling: known temperatures come back, nothing is measured on what it was fitted on."""
+"""Sequential temperature scaling: known temperatures come back, nothing is measured on what it was
+fitted on.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ NUM_BLOCKS, NUM_POSITIONS, BLOCKS_PER_CONVERSATION = 12_000, 3, 40
 
 @pytest.fixture(scope="module")
 def right() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logits whose sigmoid is the probability of acceptance, acceptances drawn from it, conversations."""
+    """Logits whose sigmoid is the probability of acceptance, acceptances drawn from it,
+    conversations.
+    """
     draws = np.random.default_rng(7)
     logits_NK = draws.normal(0.5, 1.5, (NUM_BLOCKS, NUM_POSITIONS))
     accepted_NK = draws.random(logits_NK.shape) < expit(logits_NK)
@@ -46,9 +50,17 @@ def test_logits_times_three_give_temperature_three(right: Blocks, with_bias: boo
     assert fitted.temperatures == pytest.approx([3.0] * NUM_POSITIONS, rel=0.1)
     if not with_bias:
         assert fitted.biases == (0.0,) * NUM_POSITIONS
-    assert fitted.before.ece > 0.05 and fitted.after.ece < 0.01 and fitted.after.brier < fitted.before.brier
-    one = fit_calibration(3 * logits_NK[:, :1], accepted_NK[:, :1], conversations_N, with_bias=with_bias)
-    assert one.after.auc == pytest.approx(one.before.auc, abs=2e-3)  # one temperature keeps the order, but for folds
+    assert (
+        fitted.before.ece > 0.05
+        and fitted.after.ece < 0.01
+        and fitted.after.brier < fitted.before.brier
+    )
+    one = fit_calibration(
+        3 * logits_NK[:, :1], accepted_NK[:, :1], conversations_N, with_bias=with_bias
+    )
+    assert one.after.auc == pytest.approx(
+        one.before.auc, abs=2e-3
+    )  # one temperature keeps the order, but for folds
 
 
 def test_a_shift_needs_the_bias(right: Blocks) -> None:
@@ -68,9 +80,13 @@ def test_positions_have_their_own_temperatures(right: Blocks) -> None:
 
 
 def test_a_conversation_is_never_scored_by_a_fit_on_itself(right: Blocks) -> None:
-    """With a fold per conversation, the figures are those of fits that each left one conversation out."""
+    """With a fold per conversation, the figures are those of fits that each left one conversation
+    out.
+    """
     logits_NK, accepted_NK, conversations_N = (array[:800].copy() for array in right)
-    accepted_NK[conversations_N == 3] ^= True  # labels that would move its own scores, were they fitted on
+    accepted_NK[conversations_N == 3] ^= (
+        True  # labels that would move its own scores, were they fitted on
+    )
     fitted = fit_calibration(logits_NK, accepted_NK, conversations_N, num_folds=20)
     assert fitted.num_folds == fitted.num_conversations == 20
     scores_NK = np.empty_like(logits_NK)
@@ -90,7 +106,11 @@ def test_a_few_of_one_kind_are_not_fitted() -> None:
     accepted_NK = np.ones((200, 2), bool)
     for outcome, share in ((True, 1.0), (False, 0.0)):
         fitted = fit_calibration(logits_NK, accepted_NK == outcome, conversations_N)
-        assert (fitted.temperatures, fitted.biases, fitted.is_fitted) == ((1.0, 1.0), (0.0, 0.0), (False, False))
+        assert (fitted.temperatures, fitted.biases, fitted.is_fitted) == (
+            (1.0, 1.0),
+            (0.0, 0.0),
+            (False, False),
+        )
         assert fitted.after == fitted.before and fitted.before.auc is None
         assert fitted.before.accepted_share == share
     accepted_NK[: MIN_EVENTS - 1, 1] = False
@@ -102,7 +122,11 @@ def test_a_few_of_one_kind_are_not_fitted() -> None:
 def test_one_conversation_fits_nothing_and_says_so(right: Blocks) -> None:
     logits_NK, accepted_NK, conversations_N = right
     fitted = fit_calibration(logits_NK, accepted_NK, np.zeros_like(conversations_N))
-    assert (fitted.num_folds, fitted.num_conversations, fitted.is_fitted) == (0, 1, (False,) * NUM_POSITIONS)
+    assert (fitted.num_folds, fitted.num_conversations, fitted.is_fitted) == (
+        0,
+        1,
+        (False,) * NUM_POSITIONS,
+    )
     assert fitted.after == fitted.before and fitted.temperatures == (1.0,) * NUM_POSITIONS
 
 
@@ -132,19 +156,29 @@ def test_it_survives_json(right: Blocks, tmp_path: Path) -> None:
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.floats(0.01, 100))
-def test_survival_never_rises_and_lies_in_range(seed: int, num_positions: int, scale: float) -> None:
+def test_survival_never_rises_and_lies_in_range(
+    seed: int, num_positions: int, scale: float
+) -> None:
     logits_NK = np.random.default_rng(seed).normal(0, scale, (20, num_positions))
     scores_NK = survival(logits_NK)
-    assert (scores_NK >= 0).all() and (scores_NK <= 1).all() and (np.diff(scores_NK, axis=1) <= 0).all()
+    assert (
+        (scores_NK >= 0).all()
+        and (scores_NK <= 1).all()
+        and (np.diff(scores_NK, axis=1) <= 0).all()
+    )
     np.testing.assert_allclose(scores_NK, expit(logits_NK).cumprod(1), atol=1e-12)
 
 
 def test_survival_uses_temperature_and_bias(right: Blocks) -> None:
     fitted = fit_calibration(*(array[:400] for array in right))
     logits_NK = right[0][:5]
-    expected_NK = expit(logits_NK / np.array(fitted.temperatures) + np.array(fitted.biases)).cumprod(1)
+    expected_NK = expit(
+        logits_NK / np.array(fitted.temperatures) + np.array(fitted.biases)
+    ).cumprod(1)
     np.testing.assert_allclose(survival(logits_NK, fitted), expected_NK)
-    np.testing.assert_allclose(survival(logits_NK[:, :2], fitted), expected_NK[:, :2])  # a shorter draft
+    np.testing.assert_allclose(
+        survival(logits_NK[:, :2], fitted), expected_NK[:, :2]
+    )  # a shorter draft
 
 
 def test_what_cannot_be_calibrated_is_refused(right: Blocks) -> None:
@@ -154,7 +188,9 @@ def test_what_cannot_be_calibrated_is_refused(right: Blocks) -> None:
     with pytest.raises(TrainingError, match="cannot be calibrated on"):
         fit_calibration(logits_NK, accepted_NK, conversations_N[:-1])
     with pytest.raises(TrainingError, match="cannot be calibrated on"):
-        fit_calibration(logits_NK, accepted_NK, conversations_N, valid_NK=np.zeros_like(accepted_NK))
+        fit_calibration(
+            logits_NK, accepted_NK, conversations_N, valid_NK=np.zeros_like(accepted_NK)
+        )
     gap_NK = np.ones_like(accepted_NK)
     gap_NK[:, 1] = False
     with pytest.raises(TrainingError, match="without a gap"):

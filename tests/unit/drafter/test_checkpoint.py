@@ -10,7 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.contracts import CALIBRATION_FILE, Calibration, CheckpointRef, TargetFingerprint, TargetRef
+from components.contracts import (
+    CALIBRATION_FILE,
+    Calibration,
+    CheckpointRef,
+    TargetFingerprint,
+    TargetRef,
+)
 from components.drafter import checkpoint as module
 from components.drafter.build import build_drafter, load_drafter, trainable_state
 from components.drafter.checkpoint import (
@@ -27,7 +33,9 @@ from components.errors import CheckpointError, FingerprintMismatchError
 from components.settings import DrafterSettings
 
 SETTINGS = DrafterSettings(num_layers=1, block_size=4, markov_rank=8, draft_vocab_size=64)
-FINGERPRINT = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
+FINGERPRINT = TargetFingerprint(
+    weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64
+)
 
 
 def target_ref(path: Path, **parts: str) -> TargetRef:
@@ -43,7 +51,9 @@ def target_ref(path: Path, **parts: str) -> TargetRef:
 def calibration() -> Calibration:
     draws = np.random.default_rng(0)
     logits_NK = draws.normal(size=(400, 3))
-    return fit_calibration(logits_NK, draws.random((400, 3)) < 0.6, np.arange(400) // 20, target_weights="a" * 64)
+    return fit_calibration(
+        logits_NK, draws.random((400, 3)) < 0.6, np.arange(400) // 20, target_weights="a" * 64
+    )
 
 
 def export(
@@ -80,22 +90,42 @@ def test_an_eagle3_checkpoint_is_complete_for_vllm_and_for_speculators(
     settings = SETTINGS.model_copy(update={"algorithm": "eagle3"})
     counts_V = torch.ones(read_lm_head(tiny_target).shape[0], dtype=torch.long)
     vocabulary = build_draft_vocabulary(counts_V, size=64, min_coverage=0.01) if is_pruned else None
-    model = build_drafter(settings, target_path=tiny_target, aux_layer_ids=(1, 3), draft_vocab=vocabulary, seed=0)
+    model = build_drafter(
+        settings, target_path=tiny_target, aux_layer_ids=(1, 3), draft_vocab=vocabulary, seed=0
+    )
     ref = export_checkpoint(
-        model, tmp_path / "eagle3", target=target_ref(tiny_target), settings=settings, dataset_digest=None, step=0,
-        num_trained_tokens=0, parent_digest=None, expected_acceptance_length=None, extra={},
-    )  # fmt: skip
+        model,
+        tmp_path / "eagle3",
+        target=target_ref(tiny_target),
+        settings=settings,
+        dataset_digest=None,
+        step=0,
+        num_trained_tokens=0,
+        parent_digest=None,
+        expected_acceptance_length=None,
+        extra={},
+    )
     saved = set(load_file(Path(ref.path) / "model.safetensors"))
-    assert saved - {"d2t", "t2d"} == {*trainable_state(model), "embed_tokens.weight", "lm_head.weight"}
+    assert saved - {"d2t", "t2d"} == {
+        *trainable_state(model),
+        "embed_tokens.weight",
+        "lm_head.weight",
+    }
     assert ({"d2t", "t2d"} <= saved) is is_pruned
     config = json.loads((Path(ref.path) / "config.json").read_text())
-    assert (ref.algorithm, ref.num_draft_tokens, config["norm_before_residual"]) == ("eagle3", 3, False)
+    assert (ref.algorithm, ref.num_draft_tokens, config["norm_before_residual"]) == (
+        "eagle3",
+        3,
+        False,
+    )
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3]
     loaded = load_drafter(Path(ref.path), target_path=tiny_target).state_dict()
     assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
 
 
-def test_an_exported_checkpoint_holds_everything_and_reads_back(tiny_target: Path, tmp_path: Path) -> None:
+def test_an_exported_checkpoint_holds_everything_and_reads_back(
+    tiny_target: Path, tmp_path: Path
+) -> None:
     model, ref = export(tiny_target, tmp_path / "drafter")
     assert load_checkpoint_ref(tmp_path / "drafter") == ref
     assert (ref.num_draft_tokens, ref.step, ref.num_trained_tokens) == (3, 3, 99)
@@ -159,11 +189,15 @@ def test_a_checkpoint_is_refused_on_another_target(tiny_target: Path, tmp_path: 
     export(tiny_target, tmp_path / "drafter")
     require_bound(tmp_path / "drafter", FINGERPRINT)
     other = FINGERPRINT.model_copy(update={"weights": "f" * 64})
-    with pytest.raises(FingerprintMismatchError, match=r"weights aaaaaaaaaaaa.*weights ffffffffffff"):
+    with pytest.raises(
+        FingerprintMismatchError, match=r"weights aaaaaaaaaaaa.*weights ffffffffffff"
+    ):
         require_bound(tmp_path / "drafter", other)
 
 
-def test_rebinding_keeps_the_weights_and_names_the_parent(tiny_target: Path, tmp_path: Path) -> None:
+def test_rebinding_keeps_the_weights_and_names_the_parent(
+    tiny_target: Path, tmp_path: Path
+) -> None:
     _, old = export(tiny_target, tmp_path / "drafter")
     target = target_ref(tmp_path / "quantized", weights="9" * 64, quantization="8" * 64)
     new = rebind_checkpoint(old, target=target, destination=tmp_path / "rebound")
@@ -171,7 +205,9 @@ def test_rebinding_keeps_the_weights_and_names_the_parent(tiny_target: Path, tmp
     assert new.parent_digest == old.digest != new.digest
     assert new.expected_acceptance_length is None
     require_bound(tmp_path / "rebound", target.fingerprint)
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("drafter", "rebound")]
+    weights = [
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("drafter", "rebound")
+    ]
     assert weights[0] == weights[1]
     config = json.loads((tmp_path / "rebound" / "config.json").read_text())
     assert config["speculators_config"]["verifier"]["name_or_path"] == str(tmp_path / "quantized")
@@ -182,8 +218,14 @@ def test_the_calibration_travels_with_the_checkpoint(tiny_target: Path, tmp_path
     _, old = export(tiny_target, tmp_path / "drafter", calibration=fitted)
     assert read_calibration(tmp_path / "drafter") == fitted
     card = (tmp_path / "drafter" / "README.md").read_text()
-    assert f"to {fitted.after.ece:.4f}" in card and "400 blocks of 20" in card and "not of this one" not in card
-    rebind_checkpoint(old, target=target_ref(tiny_target, weights="9" * 64), destination=tmp_path / "rebound")
+    assert (
+        f"to {fitted.after.ece:.4f}" in card
+        and "400 blocks of 20" in card
+        and "not of this one" not in card
+    )
+    rebind_checkpoint(
+        old, target=target_ref(tiny_target, weights="9" * 64), destination=tmp_path / "rebound"
+    )
     assert read_calibration(tmp_path / "rebound") == fitted
     assert "not of this one" in (tmp_path / "rebound" / "README.md").read_text()
 

@@ -25,7 +25,9 @@ KEPT = tuple(range(0, 512, 2))
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Matrices this small are many times slower on two threads that share their cores with others."""
+    """Matrices this small are many times slower on two threads that share their cores with
+    others.
+    """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -43,17 +45,27 @@ def decoder(tiny_target: Path, checkpoint: Path) -> ReferenceDecoder:
 
 
 @pytest.fixture(scope="module")
-def decoders(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ReferenceDecoder]:
+def decoders(
+    tiny_target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, ReferenceDecoder]:
     """One of each kind, with random weights."""
     folder = tmp_path_factory.mktemp("drafters")
-    shape: dict[str, Any] = {"target": tiny_target, "aux_layer_ids": (1, 2, 4), "draft_token_ids": KEPT}
+    shape: dict[str, Any] = {
+        "target": tiny_target,
+        "aux_layer_ids": (1, 2, 4),
+        "draft_token_ids": KEPT,
+    }
     return {
-        kind: ReferenceDecoder(tiny_target, write_random_drafter(folder / kind, kind, weight_std=0.1, **shape))
+        kind: ReferenceDecoder(
+            tiny_target, write_random_drafter(folder / kind, kind, weight_std=0.1, **shape)
+        )
         for kind in DRAFTERS
     }
 
 
-def decode_plainly(decoder: ReferenceDecoder, prompt: list[int], num_tokens: int) -> tuple[int, ...]:
+def decode_plainly(
+    decoder: ReferenceDecoder, prompt: list[int], num_tokens: int
+) -> tuple[int, ...]:
     tokens = list(prompt)
     for _ in range(num_tokens):
         with torch.inference_mode():
@@ -69,7 +81,9 @@ def test_greedy_output_is_the_targets_own(decoder: ReferenceDecoder, prompt: lis
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_a_ragged_batch_gives_what_each_sequence_gives_alone(decoders: dict[str, ReferenceDecoder], kind: str) -> None:
+def test_a_ragged_batch_gives_what_each_sequence_gives_alone(
+    decoders: dict[str, ReferenceDecoder], kind: str
+) -> None:
     decoder = decoders[kind]
     generator = torch.Generator().manual_seed(4)
     lengths = (1, 2, 3, 9, 30, 31)
@@ -77,7 +91,9 @@ def test_a_ragged_batch_gives_what_each_sequence_gives_alone(decoders: dict[str,
     together = decoder.generate_batch(prompts, max_new_tokens=20, ignore_eos=True)
     for prompt, output in zip(prompts, together, strict=True):
         alone = decoder.generate(prompt, max_new_tokens=20, ignore_eos=True)
-        assert min(gap for step in alone.steps for gap in (*step.target_gaps, *step.draft_gaps)) > 1e-5
+        assert (
+            min(gap for step in alone.steps for gap in (*step.target_gaps, *step.draft_gaps)) > 1e-5
+        )
         assert without_gaps(output) == without_gaps(alone)
         assert [g for s in output.steps for g in s.draft_gaps] == pytest.approx(
             [g for s in alone.steps for g in s.draft_gaps], abs=1e-3
@@ -86,7 +102,10 @@ def test_a_ragged_batch_gives_what_each_sequence_gives_alone(decoders: dict[str,
 
 
 def without_gaps(output: ReferenceOutput) -> list[Any]:
-    return [output.token_ids, *(replace(step, draft_gaps=(), target_gaps=()) for step in output.steps)]
+    return [
+        output.token_ids,
+        *(replace(step, draft_gaps=(), target_gaps=()) for step in output.steps),
+    ]
 
 
 def test_sequences_of_a_batch_commit_different_numbers_of_tokens(decoder: ReferenceDecoder) -> None:
@@ -105,7 +124,9 @@ def test_steps_tell_the_whole_story(decoder: ReferenceDecoder) -> None:
         position = len(prompt)
         for step in output.steps:
             assert (step.position, step.anchor) == (position, sequence[position])
-            assert len(step.draft_ids) == len(step.draft_gaps) == decoder.drafter.num_draft_tokens == 4
+            assert (
+                len(step.draft_ids) == len(step.draft_gaps) == decoder.drafter.num_draft_tokens == 4
+            )
             assert step.num_scheduled == 4 and len(step.target_gaps) == step.num_accepted + 1
             accepted = sequence[position + 1 : position + 1 + step.num_accepted]
             assert list(step.draft_ids[: len(accepted)]) == accepted
@@ -114,7 +135,9 @@ def test_steps_tell_the_whole_story(decoder: ReferenceDecoder) -> None:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_cached_context_gives_the_drafts_of_a_fresh_start(decoders: dict[str, ReferenceDecoder], kind: str) -> None:
+def test_cached_context_gives_the_drafts_of_a_fresh_start(
+    decoders: dict[str, ReferenceDecoder], kind: str
+) -> None:
     decoder = decoders[kind]
     output = decoder.generate(PROMPTS[1], max_new_tokens=20, ignore_eos=True)
     sequence = [*PROMPTS[1], *output.token_ids]
@@ -126,17 +149,25 @@ def test_cached_context_gives_the_drafts_of_a_fresh_start(decoders: dict[str, Re
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_more_and_fewer_drafts_than_trained_for(decoders: dict[str, ReferenceDecoder], kind: str) -> None:
+def test_more_and_fewer_drafts_than_trained_for(
+    decoders: dict[str, ReferenceDecoder], kind: str
+) -> None:
     decoder = decoders[kind]
     plain = decode_plainly(decoder, PROMPTS[0], 16)
     for num_drafts in (1, 2, 7):
-        output = decoder.generate(PROMPTS[0], max_new_tokens=16, ignore_eos=True, num_draft_tokens=num_drafts)
+        output = decoder.generate(
+            PROMPTS[0], max_new_tokens=16, ignore_eos=True, num_draft_tokens=num_drafts
+        )
         assert output.token_ids == plain
         assert {len(step.draft_ids) for step in output.steps} == {num_drafts}
 
 
-def test_chained_drafts_do_not_depend_on_how_many_follow(decoders: dict[str, ReferenceDecoder]) -> None:
-    """EAGLE-3 is causal: two drafts are the first two of seven. A block is not: each mask sees all others."""
+def test_chained_drafts_do_not_depend_on_how_many_follow(
+    decoders: dict[str, ReferenceDecoder],
+) -> None:
+    """EAGLE-3 is causal: two drafts are the first two of seven. A block is not: each mask sees all
+    others.
+    """
     few, many = (decoders["eagle3"].propose_after(PROMPTS[1], num_draft_tokens=k) for k in (2, 7))
     assert many.draft_ids[:2] == few.draft_ids
     assert many.gaps[:2] == pytest.approx(few.gaps, abs=1e-4)
@@ -144,18 +175,27 @@ def test_chained_drafts_do_not_depend_on_how_many_follow(decoders: dict[str, Ref
     assert many.gaps[:2] != pytest.approx(few.gaps, abs=1e-4)
 
 
-def test_output_ends_at_the_targets_end_token(decoder: ReferenceDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = [output.token_ids for output in decoder.generate_batch(PROMPTS, max_new_tokens=12, ignore_eos=True)]
+def test_output_ends_at_the_targets_end_token(
+    decoder: ReferenceDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [
+        output.token_ids
+        for output in decoder.generate_batch(PROMPTS, max_new_tokens=12, ignore_eos=True)
+    ]
     ends = {free[0][5], free[1][0]}
     monkeypatch.setattr(decoder.target, "end_ids", frozenset(ends))
     ended = [output.token_ids for output in decoder.generate_batch(PROMPTS, max_new_tokens=12)]
     for tokens, all_tokens in zip(ended, free, strict=True):
-        end = next((place for place, token in enumerate(all_tokens) if token in ends), len(all_tokens))
+        end = next(
+            (place for place, token in enumerate(all_tokens) if token in ends), len(all_tokens)
+        )
         assert tokens == all_tokens[: end + 1]
     assert len(ended[1]) == 1
 
 
-def test_an_end_token_in_a_prompt_ends_nothing(decoder: ReferenceDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_token_in_a_prompt_ends_nothing(
+    decoder: ReferenceDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = decoder.generate(PROMPTS[0], max_new_tokens=8, ignore_eos=True).token_ids
     end = PROMPTS[0][1]
     assert end not in free
@@ -166,7 +206,9 @@ def test_an_end_token_in_a_prompt_ends_nothing(decoder: ReferenceDecoder, monkey
 def test_a_generator_makes_sampling_repeatable(decoder: ReferenceDecoder) -> None:
     def draw(seed: int) -> list[tuple[int, ...]]:
         generator = torch.Generator().manual_seed(seed)
-        outputs = decoder.generate_batch(PROMPTS, max_new_tokens=12, temperature=1.0, generator=generator)
+        outputs = decoder.generate_batch(
+            PROMPTS, max_new_tokens=12, temperature=1.0, generator=generator
+        )
         return [output.token_ids for output in outputs]
 
     assert draw(1) == draw(1) != draw(2)
@@ -175,11 +217,15 @@ def test_a_generator_makes_sampling_repeatable(decoder: ReferenceDecoder) -> Non
 def test_sample_gives_the_tokens_that_generate_gives(decoder: ReferenceDecoder) -> None:
     calls = [torch.Generator().manual_seed(3) for _ in range(2)]
     tokens_BM = decoder.sample(PROMPTS, max_new_tokens=9, temperature=0.7, generator=calls[0])
-    outputs = decoder.generate_batch(PROMPTS, max_new_tokens=9, temperature=0.7, generator=calls[1], ignore_eos=True)
+    outputs = decoder.generate_batch(
+        PROMPTS, max_new_tokens=9, temperature=0.7, generator=calls[1], ignore_eos=True
+    )
     assert tokens_BM.tolist() == [list(output.token_ids) for output in outputs]
 
 
-def test_bfloat16_decodes_the_bfloat16_targets_greedy_tokens(tiny_target: Path, checkpoint: Path) -> None:
+def test_bfloat16_decodes_the_bfloat16_targets_greedy_tokens(
+    tiny_target: Path, checkpoint: Path
+) -> None:
     decoder = ReferenceDecoder(tiny_target, checkpoint, dtype=torch.bfloat16)
     assert decoder.target.model.dtype == torch.bfloat16
     for output in decoder.generate_batch(PROMPTS, max_new_tokens=6, ignore_eos=True):
@@ -188,10 +234,14 @@ def test_bfloat16_decodes_the_bfloat16_targets_greedy_tokens(tiny_target: Path, 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_cuda_decodes_what_the_cpu_decodes(decoders: dict[str, ReferenceDecoder], tiny_target: Path, kind: str) -> None:
+def test_cuda_decodes_what_the_cpu_decodes(
+    decoders: dict[str, ReferenceDecoder], tiny_target: Path, kind: str
+) -> None:
     cpu = decoders[kind]
     cuda = ReferenceDecoder(tiny_target, cpu.checkpoint_path, device="cuda")
-    ours, theirs = (d.generate_batch(PROMPTS, max_new_tokens=16, ignore_eos=True) for d in (cuda, cpu))
+    ours, theirs = (
+        d.generate_batch(PROMPTS, max_new_tokens=16, ignore_eos=True) for d in (cuda, cpu)
+    )
     assert [without_gaps(output) for output in ours] == [without_gaps(output) for output in theirs]
     generator = torch.Generator("cuda").manual_seed(0)
     sampled = cuda.sample(PROMPTS, max_new_tokens=8, temperature=1.0, generator=generator)
@@ -201,10 +251,14 @@ def test_cuda_decodes_what_the_cpu_decodes(decoders: dict[str, ReferenceDecoder]
 def test_a_scheduler_cuts_drafts_and_changes_no_greedy_token(decoder: ReferenceDecoder) -> None:
     plain = decoder.generate_batch(PROMPTS, max_new_tokens=24, ignore_eos=True)
     for threshold, scheduled in ((0.0, {4}), (0.4, None), (1.1, {0})):
-        cut = decoder.generate_batch(PROMPTS, max_new_tokens=24, ignore_eos=True, scheduler=PrefixScheduler(threshold))
+        cut = decoder.generate_batch(
+            PROMPTS, max_new_tokens=24, ignore_eos=True, scheduler=PrefixScheduler(threshold)
+        )
         assert [output.token_ids for output in cut] == [output.token_ids for output in plain]
         steps = [step for output in cut for step in output.steps]
-        assert all(step.num_accepted <= step.num_scheduled <= 4 == len(step.draft_ids) for step in steps)
+        assert all(
+            step.num_accepted <= step.num_scheduled <= 4 == len(step.draft_ids) for step in steps
+        )
         assert scheduled is None or {step.num_scheduled for step in steps} == scheduled
 
 
@@ -216,14 +270,20 @@ class FixedScheduler:
         return self.answer
 
 
-@pytest.mark.parametrize("answer", [np.array([5]), np.array([-1]), np.array([1.5]), np.array([1, 2]), np.array(1)])
-def test_a_scheduler_that_answers_nonsense_is_refused(decoder: ReferenceDecoder, answer: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "answer", [np.array([5]), np.array([-1]), np.array([1.5]), np.array([1, 2]), np.array(1)]
+)
+def test_a_scheduler_that_answers_nonsense_is_refused(
+    decoder: ReferenceDecoder, answer: np.ndarray
+) -> None:
     with pytest.raises(ConfigError, match="no number of drafts"):
         decoder.generate([1], max_new_tokens=4, scheduler=FixedScheduler(answer))
 
 
 @pytest.mark.parametrize("kind", ["dflash", "eagle3"])
-def test_a_scheduler_needs_a_confidence_head(decoders: dict[str, ReferenceDecoder], kind: str) -> None:
+def test_a_scheduler_needs_a_confidence_head(
+    decoders: dict[str, ReferenceDecoder], kind: str
+) -> None:
     with pytest.raises(ConfigError, match="no confidence head"):
         decoders[kind].generate([1], max_new_tokens=4, scheduler=PrefixScheduler(0.5))
 
@@ -235,9 +295,17 @@ def test_a_scheduler_needs_a_confidence_head(decoders: dict[str, ReferenceDecode
         ({"markov_head_type": "bilinear"}, "no such Markov head"),
         ({"speculators_model_type": "mtp"}, "no drafter"),
         ({"aux_hidden_state_layer_ids": [1, 2, 9]}, r"aux layers do not exist.*1\.\.4"),
-        ({"transformer_layer_config": {"model_type": "gpt2"}}, "does not know the drafter's layers"),
         (
-            {"transformer_layer_config": {"model_type": "qwen3", "layer_types": ["sliding_attention"]}},
+            {"transformer_layer_config": {"model_type": "gpt2"}},
+            "does not know the drafter's layers",
+        ),
+        (
+            {
+                "transformer_layer_config": {
+                    "model_type": "qwen3",
+                    "layer_types": ["sliding_attention"],
+                }
+            },
             "full attention only",
         ),
     ],
@@ -276,20 +344,26 @@ def test_a_target_with_a_sliding_window_is_refused(checkpoint: Path, tmp_path: P
         ({"num_draft_tokens": 0}, "nothing to draft"),
     ],
 )
-def test_nothing_to_decode_is_refused(decoder: ReferenceDecoder, bad: dict[str, Any], message: str) -> None:
+def test_nothing_to_decode_is_refused(
+    decoder: ReferenceDecoder, bad: dict[str, Any], message: str
+) -> None:
     arguments: dict[str, Any] = {"prompt_ids": [1], "max_new_tokens": 1} | bad
     with pytest.raises(ConfigError, match=message):
         decoder.generate(**arguments)
 
 
-def test_an_empty_batch_and_an_anchor_without_context_are_refused(decoder: ReferenceDecoder) -> None:
+def test_an_empty_batch_and_an_anchor_without_context_are_refused(
+    decoder: ReferenceDecoder,
+) -> None:
     with pytest.raises(ConfigError, match="nothing to decode"):
         decoder.generate_batch([], max_new_tokens=1)
     with pytest.raises(ConfigError, match="nothing to draft after"):
         decoder.propose_after([1])
 
 
-def test_a_generator_of_another_device_is_refused(decoder: ReferenceDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_of_another_device_is_refused(
+    decoder: ReferenceDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(decoder.target, "device", torch.device("cuda"))
     with pytest.raises(ConfigError, match="another device"):
         decoder.generate([1], max_new_tokens=1, temperature=1.0, generator=torch.Generator())

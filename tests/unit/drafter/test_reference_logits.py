@@ -1,7 +1,8 @@
-"""Draft logits and confidence of the reference against speculators' own training forward, teacher-forced.
+"""Draft logits and confidence of the reference against speculators' own training forward,
+teacher-forced.
 
-Every anchor of the one sequence that speculators sees is a sequence of its own here, with a context of its own length.
-Shapes: A anchors, K draft tokens, T tokens, V draft vocabulary, H hidden.
+Every anchor of the one sequence that speculators sees is a sequence of its own here, with a context
+of its own length. Shapes: A anchors, K draft tokens, T tokens, V draft vocabulary, H hidden.
 """
 
 from __future__ import annotations
@@ -57,13 +58,18 @@ def run_target(decoder: ReferenceDecoder, token_ids_T: torch.Tensor) -> torch.Te
 
 
 def propose_at(
-    decoder: ReferenceDecoder, aux_1TLH: torch.Tensor, token_ids_T: torch.Tensor, anchors_A: torch.Tensor
+    decoder: ReferenceDecoder,
+    aux_1TLH: torch.Tensor,
+    token_ids_T: torch.Tensor,
+    anchors_A: torch.Tensor,
 ) -> Proposal:
     """Forced proposals after the anchors at these positions, all in one batch."""
     drafter, num_anchors = decoder.drafter, len(anchors_A)
     drafter.reset(batch_size=num_anchors, num_slots=NUM_TOKENS + NUM_DRAFTS)
     rows = ContextRows(
-        aux_1TLH[:, :-1].expand(num_anchors, -1, -1, -1), token_ids_T[1:].expand(num_anchors, -1), anchors_A
+        aux_1TLH[:, :-1].expand(num_anchors, -1, -1, -1),
+        token_ids_T[1:].expand(num_anchors, -1),
+        anchors_A,
     )
     drafter.extend_context(rows)
     assert torch.equal(drafter.num_context_B, anchors_A)
@@ -90,12 +96,22 @@ def propose_at(
 )
 @torch.inference_mode()
 def test_block_drafters_equal_speculators(
-    tiny_target: Path, tmp_path: Path, kind: str, config: dict[str, Any], draft_vocab: tuple[int, ...] | None
+    tiny_target: Path,
+    tmp_path: Path,
+    kind: str,
+    config: dict[str, Any],
+    draft_vocab: tuple[int, ...] | None,
 ) -> None:
     path = write_random_drafter(
-        tmp_path / kind, kind, target=tiny_target, aux_layer_ids=(1, 2, 4), draft_token_ids=draft_vocab,
-        weight_std=0.1, block_size=NUM_DRAFTS + 1, **config,
-    )  # fmt: skip
+        tmp_path / kind,
+        kind,
+        target=tiny_target,
+        aux_layer_ids=(1, 2, 4),
+        draft_token_ids=draft_vocab,
+        weight_std=0.1,
+        block_size=NUM_DRAFTS + 1,
+        **config,
+    )
     decoder = ReferenceDecoder(tiny_target, path)
     model = load_speculator(path)
     token_ids_T = tokens_of(draft_vocab)
@@ -110,13 +126,19 @@ def test_block_drafters_equal_speculators(
     previous_AQ = token_ids_T[positions_AQ][:, [0, *range(NUM_DRAFTS)]]
     ours = propose_at(decoder, aux_1TLH, token_ids_T, positions_AQ[:, 0])
     if kind != "dflash":
-        bias_AQV = model.markov_head.block_bias(prev_token_ids=previous_AQ, hidden_states=hidden_AQH)
+        bias_AQV = model.markov_head.block_bias(
+            prev_token_ids=previous_AQ, hidden_states=hidden_AQH
+        )
         assert float(bias_AQV.std()) > 0.02 * float(logits_AQV.std())
         logits_AQV = logits_AQV + bias_AQV
         features = hidden_AQH
         if model.config.confidence_head_with_markov:
-            features = torch.cat([hidden_AQH, model.markov_head.prev_embeddings(previous_AQ)], dim=-1)
-        torch.testing.assert_close(ours.confidence_BK, model.confidence_head(features)[:, 1:], **CLOSE)
+            features = torch.cat(
+                [hidden_AQH, model.markov_head.prev_embeddings(previous_AQ)], dim=-1
+            )
+        torch.testing.assert_close(
+            ours.confidence_BK, model.confidence_head(features)[:, 1:], **CLOSE
+        )
     torch.testing.assert_close(ours.logits_BKV, logits_AQV[:, 1:], **CLOSE)
 
 
@@ -135,9 +157,16 @@ def test_eagle3_equals_speculators_at_each_chained_step(
     tiny_target: Path, tmp_path: Path, layer_kind: str, config: dict[str, Any]
 ) -> None:
     path = write_random_drafter(
-        tmp_path / "eagle3", "eagle3", target=tiny_target, aux_layer_ids=(1, 2, 4), draft_token_ids=KEPT,
-        weight_std=0.1, block_size=NUM_DRAFTS + 1, layer_kind=layer_kind, **config,
-    )  # fmt: skip
+        tmp_path / "eagle3",
+        "eagle3",
+        target=tiny_target,
+        aux_layer_ids=(1, 2, 4),
+        draft_token_ids=KEPT,
+        weight_std=0.1,
+        block_size=NUM_DRAFTS + 1,
+        layer_kind=layer_kind,
+        **config,
+    )
     decoder = ReferenceDecoder(tiny_target, path)
     assert decoder.drafter.num_draft_tokens == NUM_DRAFTS
     model = load_speculator(path)
@@ -148,22 +177,30 @@ def test_eagle3_equals_speculators_at_each_chained_step(
     model.lm_head.register_forward_hook(lambda _module, _inputs, output: steps.append(output[0]))
     num_rows = NUM_TOKENS - 1
     model(
-        aux_1TLH[:, :-1].flatten(2), token_ids_T[None, 1:], torch.zeros(1, num_rows, dtype=torch.long),
+        aux_1TLH[:, :-1].flatten(2),
+        token_ids_T[None, 1:],
+        torch.zeros(1, num_rows, dtype=torch.long),
         ttt_steps=NUM_DRAFTS,
-    )  # fmt: skip
+    )
     anchors_A = torch.tensor([1, 2, 5, 17, NUM_TOKENS - NUM_DRAFTS - 1])
     expected_AKV = torch.stack(steps, dim=1)[anchors_A - 1]
     ours = propose_at(decoder, aux_1TLH, token_ids_T, anchors_A)
     torch.testing.assert_close(ours.logits_BKV, expected_AKV, **CLOSE)
 
 
-def test_the_targets_states_are_those_before_its_final_norm(tiny_target: Path, tmp_path: Path) -> None:
-    path = write_random_drafter(tmp_path / "drafter", "dflash", target=tiny_target, aux_layer_ids=(1, 4))
+def test_the_targets_states_are_those_before_its_final_norm(
+    tiny_target: Path, tmp_path: Path
+) -> None:
+    path = write_random_drafter(
+        tmp_path / "drafter", "dflash", target=tiny_target, aux_layer_ids=(1, 4)
+    )
     decoder = ReferenceDecoder(tiny_target, path)
     token_ids_T = tokens_of(None)
     with torch.inference_mode():
         aux_1TLH = run_target(decoder, token_ids_T)
         states = decoder.target.model(token_ids_T[None], output_hidden_states=True).hidden_states
         torch.testing.assert_close(aux_1TLH[:, :, 0], states[1])
-        torch.testing.assert_close(decoder.target.model.base_model.norm(aux_1TLH[:, :, 1]), states[4])
+        torch.testing.assert_close(
+            decoder.target.model.base_model.norm(aux_1TLH[:, :, 1]), states[4]
+        )
     assert AutoConfig.from_pretrained(tiny_target).num_hidden_layers == 4

@@ -20,10 +20,15 @@ SCORES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_siz
 
 
 def test_ece_by_hand() -> None:
-    # Two bins of two: scores 0.1, 0.3 with one positive (0.5 - 0.2), scores 0.6, 0.8 with two (1.0 - 0.7).
-    assert expected_calibration_error([0.1, 0.8, 0.3, 0.6], [1, 1, 0, 1], num_bins=2) == pytest.approx(0.3)
+    # Two bins of two: scores 0.1, 0.3 with one positive (0.5 - 0.2), scores 0.6, 0.8 with two (1.0
+    # - 0.7).
+    assert expected_calibration_error(
+        [0.1, 0.8, 0.3, 0.6], [1, 1, 0, 1], num_bins=2
+    ) == pytest.approx(0.3)
     # Bins of unequal error weigh by their size: |0 - 0.2| and |1 - 0.9|, two scores each.
-    assert expected_calibration_error([0.2, 0.2, 0.9, 0.9], [0, 0, 1, 1], num_bins=2) == pytest.approx(0.15)
+    assert expected_calibration_error(
+        [0.2, 0.2, 0.9, 0.9], [0, 0, 1, 1], num_bins=2
+    ) == pytest.approx(0.15)
 
 
 def test_equal_scores_share_a_bin_in_any_order() -> None:
@@ -45,7 +50,9 @@ def test_auc_counts_ties_one_half() -> None:
 
 @given(SCORES)
 def test_auc_is_the_share_of_pairs_in_order(drawn: list[tuple[float, bool]]) -> None:
-    positives, negatives = ([score for score, outcome in drawn if outcome is kind] for kind in (True, False))
+    positives, negatives = (
+        [score for score, outcome in drawn if outcome is kind] for kind in (True, False)
+    )
     found = auc([score for score, _ in drawn], [outcome for _, outcome in drawn])
     if not positives or not negatives:
         assert found is None
@@ -61,7 +68,9 @@ def test_figures_stay_in_range_and_do_not_depend_on_order(
     scores, outcomes = np.array([s for s, _ in drawn]), np.array([o for _, o in drawn])
     figures = reliability_figures(scores, outcomes, num_bins=num_bins)
     assert 0 <= figures.ece <= 1 and 0 <= figures.brier <= 1 and figures.ece_floor >= 0
-    assert figures.ece >= abs(figures.mean_score - figures.accepted_share) - 1e-9  # bins can only add error
+    assert (
+        figures.ece >= abs(figures.mean_score - figures.accepted_share) - 1e-9
+    )  # bins can only add error
     assert sum(one.num_scores for one in figures.bins) == sum(figures.histogram) == len(scores)
     order = list(range(len(scores)))
     shuffler.shuffle(order)  # type: ignore[attr-defined]
@@ -69,7 +78,9 @@ def test_figures_stay_in_range_and_do_not_depend_on_order(
     assert again.ece == pytest.approx(figures.ece) and again.auc == pytest.approx(figures.auc)
 
 
-@pytest.mark.parametrize(("num_scores", "documented"), [(1024, 0.038), (8192, 0.014), (20_000, 0.0085)])
+@pytest.mark.parametrize(
+    ("num_scores", "documented"), [(1024, 0.038), (8192, 0.014), (20_000, 0.0085)]
+)
 def test_the_floor_is_what_right_scores_show(num_scores: int, documented: float) -> None:
     draws = np.random.default_rng(0)
     measured, floors = [], []

@@ -1,4 +1,6 @@
-"""The best threshold against brute force and known optima; the scheduler stops at the first prefix too unlikely."""
+"""The best threshold against brute force and known optima; the scheduler stops at the first prefix
+too unlikely.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from components.drafter.confidence.thresholds import best_threshold
 from components.errors import ConfigError
 
 
-def rate(survival_NK: np.ndarray, accepted_NK: np.ndarray, cost_ratio: float, threshold: float) -> float:
+def rate(
+    survival_NK: np.ndarray, accepted_NK: np.ndarray, cost_ratio: float, threshold: float
+) -> float:
     """Tokens per unit cost, block by block."""
     tokens, costs = 0.0, 0.0
     for survivals, accepted in zip(survival_NK, accepted_NK, strict=True):
@@ -27,14 +31,20 @@ def rate(survival_NK: np.ndarray, accepted_NK: np.ndarray, cost_ratio: float, th
     return tokens / costs
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 4), st.floats(0, 2), st.booleans())
-def test_no_threshold_beats_the_best(seed: int, num_blocks: int, k: int, cost_ratio: float, with_ties: bool) -> None:
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 4), st.floats(0, 2), st.booleans()
+)
+def test_no_threshold_beats_the_best(
+    seed: int, num_blocks: int, k: int, cost_ratio: float, with_ties: bool
+) -> None:
     draws = np.random.default_rng(seed)
     scores_NK = draws.random((num_blocks, k))
     survival_NK = (scores_NK.round(1) if with_ties else scores_NK).cumprod(1)
     accepted_NK = draws.random(survival_NK.shape) < 0.5
     best = best_threshold(survival_NK, accepted_NK, cost_ratio)
-    assert rate(survival_NK, accepted_NK, cost_ratio, best.threshold) == pytest.approx(best.tokens_per_cost)
+    assert rate(survival_NK, accepted_NK, cost_ratio, best.threshold) == pytest.approx(
+        best.tokens_per_cost
+    )
     for threshold in (*np.unique(survival_NK), 0.0, 1.1):
         assert rate(survival_NK, accepted_NK, cost_ratio, threshold) <= best.tokens_per_cost + 1e-12
     assert best.num_scheduled == pytest.approx((survival_NK >= best.threshold).sum() / num_blocks)
@@ -46,7 +56,9 @@ def test_a_known_optimum() -> None:
     accepted_NK = np.array([[True, True]] * 3 + [[False, False]] * 5)
     best = best_threshold(survival_NK, accepted_NK, 0.25)
     assert 0.2 < best.threshold < 0.8
-    assert best.num_scheduled == pytest.approx(6 / 8) and best.tokens_per_step == pytest.approx(14 / 8)
+    assert best.num_scheduled == pytest.approx(6 / 8) and best.tokens_per_step == pytest.approx(
+        14 / 8
+    )
     assert best.tokens_per_cost == pytest.approx((8 + 6) / (8 + 0.25 * 6))
 
 
@@ -87,8 +99,12 @@ def test_prices_and_shapes_are_checked() -> None:
 
 
 def test_the_scheduler_stops_at_the_first_prefix_too_unlikely() -> None:
-    logits_NK = logit(np.array([[0.9, 0.9, 0.9], [0.9, 0.5, 0.99], [0.4, 0.99, 0.99], [0.99, 0.99, 0.99]]))
-    found_N = PrefixScheduler(0.5).num_scheduled(logits_NK)  # survivals .9 .81 .73; .9 .45; .4; .99 .98 .97
+    logits_NK = logit(
+        np.array([[0.9, 0.9, 0.9], [0.9, 0.5, 0.99], [0.4, 0.99, 0.99], [0.99, 0.99, 0.99]])
+    )
+    found_N = PrefixScheduler(0.5).num_scheduled(
+        logits_NK
+    )  # survivals .9 .81 .73; .9 .45; .4; .99 .98 .97
     assert found_N.tolist() == [3, 1, 0, 3] and np.issubdtype(found_N.dtype, np.integer)
     assert PrefixScheduler(0.0).num_scheduled(logits_NK).tolist() == [3] * 4
     assert PrefixScheduler(1.01).num_scheduled(logits_NK).tolist() == [0] * 4
@@ -117,6 +133,8 @@ def test_thresholds_rise_with_the_price_and_are_interpolated(calibrated: Calibra
     assert thresholds[0] < thresholds[4] < thresholds[-1]
     at = {choice.cost_ratio: choice.threshold for choice in calibrated.thresholds}
     assert PrefixScheduler.for_cost_ratio(calibrated, 0.1).threshold == at[0.1]
-    assert PrefixScheduler.for_cost_ratio(calibrated, 0.125).threshold == pytest.approx((at[0.1] + at[0.15]) / 2)
+    assert PrefixScheduler.for_cost_ratio(calibrated, 0.125).threshold == pytest.approx(
+        (at[0.1] + at[0.15]) / 2
+    )
     with pytest.raises(ConfigError, match="no threshold for this cost ratio"):
         PrefixScheduler.for_cost_ratio(calibrated, 3.0)

@@ -27,7 +27,9 @@ def test_unseen_tokens_fill_up_from_the_lowest_id() -> None:
 
 def test_ties_go_to_tokens_of_the_context() -> None:
     counts_V, context_V = torch.tensor([0, 0, 0, 7, 0]), torch.tensor([0, 0, 2, 0, 9])
-    vocabulary = build_draft_vocabulary(counts_V, size=3, min_coverage=1.0, context_counts_V=context_V)
+    vocabulary = build_draft_vocabulary(
+        counts_V, size=3, min_coverage=1.0, context_counts_V=context_V
+    )
     assert vocabulary.token_ids_D.tolist() == [2, 3, 4]
 
 

@@ -1,4 +1,6 @@
-"""Factories for per-prompt measurements and whole reports, and an engine that answers over an in-process transport."""
+"""Factories for per-prompt measurements and whole reports, and an engine that answers over an
+in-process transport.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,20 @@ from components.contracts import (
 from components.evaluation.report import arm_report
 
 SERVED = CompatibilityTable(
-    engine_version="0.0", method="dspark", device="cpu", model="m", created_at=datetime(2026, 1, 1, tzinfo=UTC),
-    rows=tuple(CompatibilityRow(feature=name, plain=Served.OK, drafting=Served.OK) for name in FEATURES),
-)  # fmt: skip
+    engine_version="0.0",
+    method="dspark",
+    device="cpu",
+    model="m",
+    created_at=datetime(2026, 1, 1, tzinfo=UTC),
+    rows=tuple(
+        CompatibilityRow(feature=name, plain=Served.OK, drafting=Served.OK) for name in FEATURES
+    ),
+)
 """A drafter that costs no kind of request."""
 
-FINGERPRINT = TargetFingerprint(**{part: digest_json(part) for part in TargetFingerprint.model_fields})
+FINGERPRINT = TargetFingerprint(
+    **{part: digest_json(part) for part in TargetFingerprint.model_fields}
+)
 
 
 def _measurement(
@@ -46,7 +56,9 @@ def _measurement(
     num_output_tokens: int | None = None,
     output: str = "same",
 ) -> PromptMeasurement:
-    """One prompt whose steps accepted j drafts `histogram[j]` times; by default all tokens but one are drafted."""
+    """One prompt whose steps accepted j drafts `histogram[j]` times; by default all tokens but one
+    are drafted.
+    """
     steps = sum(histogram)
     accepted = sum(j * count for j, count in enumerate(histogram))
     return PromptMeasurement(
@@ -68,7 +80,9 @@ def measurement() -> Callable[..., PromptMeasurement]:
     return _measurement
 
 
-def _speed(rates: Mapping[int, float], *, rounds: Sequence[float] = (0.99, 1.0, 1.01, 1.0)) -> tuple[SpeedPoint, ...]:
+def _speed(
+    rates: Mapping[int, float], *, rounds: Sequence[float] = (0.99, 1.0, 1.01, 1.0)
+) -> tuple[SpeedPoint, ...]:
     """Points at these tok/s by load; `rounds` are factors of each round's."""
     return tuple(
         SpeedPoint(
@@ -88,7 +102,11 @@ def speed_points() -> Callable[[Mapping[int, float]], tuple[SpeedPoint, ...]]:
 @pytest.fixture
 def arm() -> Callable[..., ArmReport]:
     def make(
-        name: str, prompts: Sequence[PromptMeasurement], *, num_draft_tokens: int = 0, rates: Mapping[int, float] = {}
+        name: str,
+        prompts: Sequence[PromptMeasurement],
+        *,
+        num_draft_tokens: int = 0,
+        rates: Mapping[int, float] = {},
     ) -> ArmReport:
         return arm_report(
             name,
@@ -111,7 +129,9 @@ def report() -> Callable[..., AcceptanceReport]:
         itself: Sequence[SelfComparison] | None = None,
         further: Mapping[str, object] = {},
     ) -> AcceptanceReport:
-        """A report whose plain engine agrees with itself and with the candidate, unless told otherwise."""
+        """A report whose plain engine agrees with itself and with the candidate, unless told
+        otherwise.
+        """
         names = {one.arm for one in arms}
         if "candidate" in names and "no_draft" not in names:
             arms = (*arms, _plain_like(next(one for one in arms if one.arm == "candidate")))
@@ -122,9 +142,15 @@ def report() -> Callable[..., AcceptanceReport]:
             if name in by_name.get("no_draft", {})
         ]
         if itself is None:
-            itself = [agreeing(by_name["no_draft"])] if "no_draft" in by_name and temperature == 0 else []
+            itself = (
+                [agreeing(by_name["no_draft"])]
+                if "no_draft" in by_name and temperature == 0
+                else []
+            )
         return AcceptanceReport(
-            target=TargetRef(name="t", path="p", source="s", fingerprint=FINGERPRINT, quantization="none"),
+            target=TargetRef(
+                name="t", path="p", source="s", fingerprint=FINGERPRINT, quantization="none"
+            ),
             temperature=temperature,
             max_tokens=64,
             arms={one.arm: one for one in arms},
@@ -133,7 +159,9 @@ def report() -> Callable[..., AcceptanceReport]:
             divergences=dict(divergences),
             compatibility=SERVED,
             self_comparisons=tuple(itself),
-            train_served_gap=TrainServedGap(teacher_forced=1.5, reference=1.5, served=1.5, num_prompts=8),
+            train_served_gap=TrainServedGap(
+                teacher_forced=1.5, reference=1.5, served=1.5, num_prompts=8
+            ),
             engine_version="0.0",
             created_at=datetime(2026, 1, 1, tzinfo=UTC),
             **({"prompt_digest": "0" * 64} | dict(further)),
@@ -146,25 +174,41 @@ def _plain_like(candidate: ArmReport) -> ArmReport:
     """No draft, which answered as the candidate did."""
     prompts = tuple(
         one.model_copy(
-            update={"num_steps": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0, "accepted_by_position": ()}
+            update={
+                "num_steps": 0,
+                "num_draft_tokens": 0,
+                "num_accepted_tokens": 0,
+                "accepted_by_position": (),
+            }
         )
         for one in candidate.prompts
     )
     return arm_report(
-        "no_draft", prompts=prompts, speed=(), checkpoint_digest=None, num_draft_tokens=0, engine_counters={}
+        "no_draft",
+        prompts=prompts,
+        speed=(),
+        checkpoint_digest=None,
+        num_draft_tokens=0,
+        engine_counters={},
     )
 
 
 def agreeing(digests: Mapping[str, str]) -> SelfComparison:
     """The plain engine against itself where it answered the very same."""
     return SelfComparison(
-        num_in_flight=20, digests=dict(digests), divergences={}, num_gaps=1_000, max_gap_change_nats=0.1
+        num_in_flight=20,
+        digests=dict(digests),
+        divergences={},
+        num_gaps=1_000,
+        max_gap_change_nats=0.1,
     )
 
 
 @dataclass
 class InProcessEngine:
-    """Answers as vLLM does: each request takes `histogram` steps; faults are switched on by attributes."""
+    """Answers as vLLM does: each request takes `histogram` steps; faults are switched on by
+    attributes.
+    """
 
     histogram: tuple[int, ...] = (2, 1, 3)
     model: str = "m"
@@ -185,7 +229,9 @@ class InProcessEngine:
         payload = json.loads(request.content)
         self.payloads.append(payload)
         if "too long" in payload["messages"][0]["content"]:
-            return httpx.Response(400, json={"error": {"message": "This model's maximum context length is 8 tokens."}})
+            return httpx.Response(
+                400, json={"error": {"message": "This model's maximum context length is 8 tokens."}}
+            )
         if self.restart_after is not None and len(self.payloads) > self.restart_after:
             self.counters.clear()
         return self._completion(payload)
@@ -207,18 +253,25 @@ class InProcessEngine:
         usage = {"prompt_tokens": 3, "completion_tokens": num_tokens}
         told: dict[str, Any] = {}
         if self.histogram and self.has_request_metrics:
-            told = {"acceptance_histogram": list(self.histogram), "num_draft_tokens": steps * (len(self.histogram) - 1)}
+            told = {
+                "acceptance_histogram": list(self.histogram),
+                "num_draft_tokens": steps * (len(self.histogram) - 1),
+            }
         metrics = {"speculative_decoding": told} if told else None
         if payload.get("stream"):
             return httpx.Response(200, text=self._stream(num_tokens, usage, metrics))
-        choice: dict[str, Any] = {"message": {"content": f"echo {payload['messages'][0]['content']}"}}
+        choice: dict[str, Any] = {
+            "message": {"content": f"echo {payload['messages'][0]['content']}"}
+        }
         told_ids: dict[str, Any] = {}
         if payload.get("return_token_ids"):
             told_ids = {"prompt_token_ids": [1, 2, 3]}
             choice["token_ids"] = self.token_ids(payload, num_tokens)
         if payload.get("logprobs"):
             choice["logprobs"] = {"content": [self._place(token) for token in choice["token_ids"]]}
-        return httpx.Response(200, json={"choices": [choice], "usage": usage, "metrics": metrics, **told_ids})
+        return httpx.Response(
+            200, json={"choices": [choice], "usage": usage, "metrics": metrics, **told_ids}
+        )
 
     def token_ids(self, payload: dict[str, Any], num_tokens: int) -> list[int]:
         """Of an answer: the prompt's length, over and over."""
@@ -240,7 +293,9 @@ class InProcessEngine:
         lines = []
         for key, value in ({"generation_tokens": 0} | self.counters).items():
             name, _, position = key.partition("/")
-            labels = f'engine="0",model_name="{self.model}"' + (f',position="{position}"' if position else "")
+            labels = f'engine="0",model_name="{self.model}"' + (
+                f',position="{position}"' if position else ""
+            )
             lines += [f"# TYPE vllm:{name}_total counter", f"vllm:{name}_total{{{labels}}} {value}"]
         return "\n".join(lines) + "\n"
 

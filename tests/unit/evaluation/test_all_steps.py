@@ -17,7 +17,9 @@ STEP = st.one_of(st.none(), st.integers(0, MOST_DRAFTS))
 
 
 def counted(steps: Sequence[int | None], cut: int) -> PromptMeasurement:
-    """What the engine tells of these steps after a prefill; `cut` tokens of the last are behind the answer's end."""
+    """What the engine tells of these steps after a prefill; `cut` tokens of the last are behind the
+    answer's end.
+    """
     drafted = [one for one in steps if one is not None]
     num_committed = sum((one or 0) + 1 for one in steps)
     return PromptMeasurement(
@@ -28,7 +30,9 @@ def counted(steps: Sequence[int | None], cut: int) -> PromptMeasurement:
         num_steps=len(drafted),
         num_draft_tokens=MOST_DRAFTS * len(drafted),
         num_accepted_tokens=sum(drafted),
-        accepted_by_position=tuple(sum(one > place for one in drafted) for place in range(MOST_DRAFTS)),
+        accepted_by_position=tuple(
+            sum(one > place for one in drafted) for place in range(MOST_DRAFTS)
+        ),
         latency_s=0.1,
         output_digest=digest_json("x"),
     )
@@ -52,7 +56,8 @@ def test_a_length_counts_the_steps_without_a_draft() -> None:
     # Two drafted steps that keep 4 and 3 tokens, and five that keep one each: 12 tokens in 7 steps.
     prompt = counted([3, None, None, 2, None, None, None], 0)
     assert all_step_length([prompt]) == pytest.approx(12 / 7)
-    # The most steps: the last may have been the one with 3 accepted, all cut, so 12 = steps + 5 - 3.
+    # The most steps: the last may have been the one with 3 accepted, all cut, so 12 = steps + 5 -
+    # 3.
     assert all_step_length([prompt], at_most=True) == pytest.approx(12 / 10)
 
 

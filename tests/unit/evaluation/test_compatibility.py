@@ -1,4 +1,6 @@
-"""The table of requests: what each check accepts and refuses, what is lost to drafting, and when it is measured."""
+"""The table of requests: what each check accepts and refuses, what is lost to drafting, and when it
+is measured.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from components.contracts import FEATURES, ArmEndpoint, CompatibilityTable, RequestFeature, Served, Verdict
+from components.contracts import (
+    FEATURES,
+    ArmEndpoint,
+    CompatibilityTable,
+    RequestFeature,
+    Served,
+    Verdict,
+)
 from components.errors import EvaluationError
 from components.evaluation.requests.compatibility import (
     compatibility_of,
@@ -45,9 +54,19 @@ def entry(logprob: float, best: tuple[float, ...] = (-0.1, -2.0, -3.0)) -> Body:
 
 
 def body(
-    text: str = ANSWER, *, tokens: int = 3, reason: str = "length", entries: tuple[Body, ...] = (), **further: Any
+    text: str = ANSWER,
+    *,
+    tokens: int = 3,
+    reason: str = "length",
+    entries: tuple[Body, ...] = (),
+    **further: Any,
 ) -> Body:
-    choice = {"index": 0, "message": {"content": text}, "finish_reason": reason, "logprobs": {"content": list(entries)}}
+    choice = {
+        "index": 0,
+        "message": {"content": text},
+        "finish_reason": reason,
+        "logprobs": {"content": list(entries)},
+    }
     return {"choices": [choice | further], "usage": {"completion_tokens": tokens}}
 
 
@@ -56,7 +75,10 @@ RIGHT: dict[RequestFeature, Body] = {
     "stream": body() | {"is_done": True},
     "max_tokens_1": body(tokens=1),
     "empty_message": body(""),
-    "n": {"choices": [{"index": k, "message": {"content": "x"}} for k in range(2)], "usage": {"completion_tokens": 2}},
+    "n": {
+        "choices": [{"index": k, "message": {"content": "x"}} for k in range(2)],
+        "usage": {"completion_tokens": 2},
+    },
     "logprobs": body(entries=(entry(-0.1),) * 3),
     "stop": body("The ", reason="stop"),
     "json_schema": body('{"colour": "red", "is_big": true}'),
@@ -81,7 +103,10 @@ WRONG: dict[RequestFeature, tuple[Body, str]] = {
     "stop": (body(ANSWER, reason="length"), "is in the answer"),
     "json_schema": (body('{"colour": "green", "is_big": true}'), "not of the schema"),
     "tool_choice_none": (
-        {"choices": [{"message": {"content": "x", "tool_calls": [{}]}}], "usage": {"completion_tokens": 3}},
+        {
+            "choices": [{"message": {"content": "x", "tool_calls": [{}]}}],
+            "usage": {"completion_tokens": 3},
+        },
         "a tool was called",
     ),
     "top_k": (body(entries=(entry(-0.1), entry(-3.0))), "the 2. likeliest"),
@@ -165,10 +190,18 @@ class FakeEngine:
         if feature == self.ends_at:
             self.is_over = True
             return httpx.Response(500, json={"error": {"message": "EngineCore died"}})
-        told = self.faults.get(feature, 400 if feature == "past_the_context" else RIGHT.get(feature, {}))
+        told = self.faults.get(
+            feature, 400 if feature == "past_the_context" else RIGHT.get(feature, {})
+        )
         if isinstance(told, int):
-            return httpx.Response(told, json={"error": {"message": f"{feature} is not yet supported"}})
-        return httpx.Response(200, text=streamed(told)) if feature == "stream" else httpx.Response(200, json=told)
+            return httpx.Response(
+                told, json={"error": {"message": f"{feature} is not yet supported"}}
+            )
+        return (
+            httpx.Response(200, text=streamed(told))
+            if feature == "stream"
+            else httpx.Response(200, json=told)
+        )
 
 
 def streamed(told: Body) -> str:
@@ -185,7 +218,9 @@ class Pair:
     drafting: FakeEngine = field(default_factory=FakeEngine)
 
     def measure(self, *, device: str = "cpu") -> CompatibilityTable:
-        return measure_compatibility(PLAIN, DRAFTING, method="dspark", device=device, transport=self.transport)
+        return measure_compatibility(
+            PLAIN, DRAFTING, method="dspark", device=device, transport=self.transport
+        )
 
     @property
     def transport(self) -> httpx.MockTransport:
@@ -211,7 +246,10 @@ def test_what_both_serve_is_not_lost() -> None:
 def test_a_refused_request_is_lost_and_fails_the_gate_only_where_it_is_required() -> None:
     pair = Pair(drafting=FakeEngine(faults={"min_p": 400, "logit_bias": 400}))
     table = pair.measure()
-    assert {row.feature for row in table.rows if row.drafting is Served.REFUSED} == {"min_p", "logit_bias"}
+    assert {row.feature for row in table.rows if row.drafting is Served.REFUSED} == {
+        "min_p",
+        "logit_bias",
+    }
     rule = compatibility_rule(table, gate("chat"))
     assert (
         rule is not None
@@ -219,7 +257,11 @@ def test_a_refused_request_is_lost_and_fails_the_gate_only_where_it_is_required(
         and "also lost, not required: min_p, logit_bias" in rule.detail
     )
     rule = compatibility_rule(table, gate("min_p"))
-    assert rule is not None and rule.verdict is Verdict.FAIL and "min_p is not yet supported" in rule.detail
+    assert (
+        rule is not None
+        and rule.verdict is Verdict.FAIL
+        and "min_p is not yet supported" in rule.detail
+    )
 
 
 def test_what_the_plain_engine_refuses_too_is_no_loss() -> None:
@@ -231,7 +273,9 @@ def test_what_the_plain_engine_refuses_too_is_no_loss() -> None:
 
 def test_an_answer_other_than_asked_for_is_lost_as_well() -> None:
     table = Pair(
-        drafting=FakeEngine(faults={"n": RIGHT["chat"], "past_the_context": RIGHT["end_of_context"]})
+        drafting=FakeEngine(
+            faults={"n": RIGHT["chat"], "past_the_context": RIGHT["end_of_context"]}
+        )
     ).measure()
     lost = {row.feature: row.drafting for row in table.rows if row.is_lost}
     assert lost["n"] is Served.WRONG
@@ -248,7 +292,9 @@ def test_a_seed_is_never_sent_to_an_engine_on_a_cpu() -> None:
 
 
 def test_a_request_that_ends_an_engine_is_named() -> None:
-    with pytest.raises(EvaluationError, match="arm 'candidate': the engine ended at a request with top_k"):
+    with pytest.raises(
+        EvaluationError, match="arm 'candidate': the engine ended at a request with top_k"
+    ):
         Pair(drafting=FakeEngine(ends_at="top_k")).measure()
 
 
@@ -285,12 +331,19 @@ def test_a_table_is_measured_once_per_version_method_and_device(tmp_path: Path) 
 
 def test_a_table_of_another_program_is_measured_anew(tmp_path: Path) -> None:
     pair = Pair()
-    kept = compatibility_of(PLAIN, DRAFTING, method="dspark", device="cpu", folder=tmp_path, transport=pair.transport)
+    kept = compatibility_of(
+        PLAIN, DRAFTING, method="dspark", device="cpu", folder=tmp_path, transport=pair.transport
+    )
     (path,) = tmp_path.iterdir()
     for old in (kept.model_copy(update={"rows": kept.rows[:-1]}).model_dump_json(), '{"rows": 3}'):
         path.write_text(old)
         anew = compatibility_of(
-            PLAIN, DRAFTING, method="dspark", device="cpu", folder=tmp_path, transport=pair.transport
+            PLAIN,
+            DRAFTING,
+            method="dspark",
+            device="cpu",
+            folder=tmp_path,
+            transport=pair.transport,
         )
         assert anew.rows == kept.rows
 

@@ -18,7 +18,9 @@ def test_slices_have_their_sizes_and_unique_ids() -> None:
     prompts = load_prompts(EvaluationSettings(slices=SLICES))
     assert {name: sum(p.slice == name for p in prompts) for name in SLICES} == SLICES
     assert len({p.prompt_id for p in prompts}) == len(prompts)
-    assert all(p.messages[-1]["role"] == "user" and p.messages[-1]["content"].strip() for p in prompts)
+    assert all(
+        p.messages[-1]["role"] == "user" and p.messages[-1]["content"].strip() for p in prompts
+    )
 
 
 def test_conversations_are_held_out() -> None:

@@ -9,7 +9,10 @@ import pytest
 from scipy import stats
 
 from components.contracts import Verdict
-from components.evaluation.statistics.bootstrap import bootstrap_ratio, bootstrap_relative_difference
+from components.evaluation.statistics.bootstrap import (
+    bootstrap_ratio,
+    bootstrap_relative_difference,
+)
 from components.evaluation.statistics.power import power, prompts_needed
 from components.evaluation.statistics.ratios import (
     Estimate,
@@ -23,7 +26,9 @@ from components.evaluation.statistics.ratios import (
 )
 
 
-def estimate_at(value: float, standard_error: float, *, origin: float = -1.0, num: int = 20) -> Estimate:
+def estimate_at(
+    value: float, standard_error: float, *, origin: float = -1.0, num: int = 20
+) -> Estimate:
     return Estimate(value, origin, math.log(value - origin), standard_error, num - 1.0, num)
 
 
@@ -33,14 +38,20 @@ def test_ratio_of_sums_weighs_prompts_by_their_steps() -> None:
 
 
 def test_prompts_that_agree_are_no_certainty() -> None:
-    """n prompts of c accepted drafts each: one more is off by sqrt(c), so the standard error is 1 / (n sqrt(c))."""
+    """n prompts of c accepted drafts each: one more is off by sqrt(c), so the standard error is 1 /
+    (n sqrt(c)).
+    """
     for num in (4, 16):
         steps = np.full(num, 20.0)
         estimate = estimate_ratio(steps * 1.7, steps, origin=1.0)
-        assert estimate is not None and estimate.standard_error == pytest.approx(1 / (num * math.sqrt(14)))
+        assert estimate is not None and estimate.standard_error == pytest.approx(
+            1 / (num * math.sqrt(14))
+        )
         assert estimate.degrees_of_freedom == num - 1
         reach = stats.t.ppf(0.975, num - 1) / (num * math.sqrt(14))
-        assert estimate.interval() == pytest.approx((1 + 0.7 * math.exp(-reach), 1 + 0.7 * math.exp(reach)))
+        assert estimate.interval() == pytest.approx(
+            (1 + 0.7 * math.exp(-reach), 1 + 0.7 * math.exp(reach))
+        )
         assert bootstrap_ratio(steps * 1.7, steps, num_samples=200, seed=0) is None
 
 
@@ -48,7 +59,9 @@ def test_a_perfect_drafter_has_an_interval_of_some_width() -> None:
     steps = np.array([10.0, 20.0, 5.0])
     estimate = estimate_ratio(steps * 5, steps, origin=1.0)
     # 140 drafts, 46.7 a prompt.
-    assert estimate is not None and estimate.standard_error == pytest.approx(math.sqrt(140 / 3) / 140)
+    assert estimate is not None and estimate.standard_error == pytest.approx(
+        math.sqrt(140 / 3) / 140
+    )
     assert estimate.value == 5.0 and estimate.interval()[0] < 4.5
     assert bootstrap_ratio(steps * 5, steps, num_samples=200, seed=0) is None
 
@@ -75,14 +88,20 @@ def test_each_slice_is_taken_as_if_one_prompt_more_had_been_seen() -> None:
 
 
 def test_what_both_arms_accept_says_nothing_of_their_difference() -> None:
-    """Identical arms differ by one draft of a further prompt at the least: standard error 1 / tokens."""
+    """Identical arms differ by one draft of a further prompt at the least: standard error 1 /
+    tokens.
+    """
     steps, tokens = np.full(8, 20.0), np.full(8, 34.0)
     same = estimate_relative_difference(tokens, steps, tokens, steps)
-    assert same is not None and same.value == 0 and same.standard_error == pytest.approx(1 / (8 * 34))
+    assert (
+        same is not None and same.value == 0 and same.standard_error == pytest.approx(1 / (8 * 34))
+    )
     assert same.p_above(0.0) == pytest.approx(0.5)
     # Each prompt two drafts more: |a - b| is 2, on the scale of 36 and 34 tokens each.
     more = estimate_relative_difference(tokens + 2, steps, tokens, steps)
-    assert more is not None and more.standard_error == pytest.approx(math.sqrt(2 / (8 * 36 * 8 * 34)))
+    assert more is not None and more.standard_error == pytest.approx(
+        math.sqrt(2 / (8 * 36 * 8 * 34))
+    )
 
 
 def test_counting_noise_vanishes_against_a_real_spread() -> None:
@@ -111,7 +130,9 @@ def test_fewer_than_two_prompts_say_nothing(steps: list[float]) -> None:
 
 
 def test_equal_prompts_give_students_t_of_the_mean() -> None:
-    """With equal steps a ratio of sums is a mean: the interval is the textbook one, on the log scale."""
+    """With equal steps a ratio of sums is a mean: the interval is the textbook one, on the log
+    scale.
+    """
     generator = np.random.default_rng(0)
     gains = generator.normal(0.5, 0.05, 12)  # light tails: kurtosis takes no degree of freedom away
     steps = np.full(12, 10.0)
@@ -145,11 +166,15 @@ def test_tests_agree_with_the_ends_of_the_interval() -> None:
 
 
 def test_standard_error_agrees_with_the_jackknife() -> None:
-    """The deviations are leave-one-out changes of the log ratio; a jackknife that recomputes it agrees."""
+    """The deviations are leave-one-out changes of the log ratio; a jackknife that recomputes it
+    agrees.
+    """
     generator = np.random.default_rng(1)
     den = generator.integers(20, 60, 40).astype(float)
     num = den * (1 + generator.gamma(4, 0.1, 40))
-    left_out = [math.log((num.sum() - a) / (den.sum() - b) - 1) for a, b in zip(num, den, strict=True)]
+    left_out = [
+        math.log((num.sum() - a) / (den.sum() - b) - 1) for a, b in zip(num, den, strict=True)
+    ]
     jackknife = math.sqrt(39 / 40 * np.sum((left_out - np.mean(left_out)) ** 2))
     estimate = estimate_ratio(num, den, origin=1.0)
     assert estimate is not None and estimate.standard_error == pytest.approx(jackknife, rel=0.02)
@@ -190,7 +215,9 @@ def test_a_few_prompts_that_carry_all_the_variance_count_as_few() -> None:
 
 
 def test_bootstrap_agrees_with_scipy_bca_where_prompts_are_many() -> None:
-    """scipy.stats.bootstrap resamples a statistic of paired samples; with many prompts the expansion is nothing."""
+    """scipy.stats.bootstrap resamples a statistic of paired samples; with many prompts the
+    expansion is nothing.
+    """
     generator = np.random.default_rng(3)
     den = generator.integers(10, 60, 400).astype(float)
     num = den * generator.gamma(8, 0.2, 400)
@@ -216,7 +243,9 @@ def test_bootstrap_is_reproducible_and_as_wide_as_the_jackknife() -> None:
 
 
 def test_pairing_takes_out_the_difficulty_of_prompts() -> None:
-    """The same relative loss on every prompt: what is left is counting noise, whatever the prompts' spread."""
+    """The same relative loss on every prompt: what is left is counting noise, whatever the prompts'
+    spread.
+    """
     generator = np.random.default_rng(5)
     steps = generator.integers(10, 50, 30).astype(float)
     champion = steps * generator.uniform(1.1, 4.0, 30)
@@ -224,7 +253,9 @@ def test_pairing_takes_out_the_difficulty_of_prompts() -> None:
     estimate = estimate_relative_difference(*arms)
     assert estimate is not None
     apart = 0.1 * champion
-    assert estimate.standard_error == pytest.approx(math.sqrt(apart.mean() / (0.9 * champion.sum() ** 2)))
+    assert estimate.standard_error == pytest.approx(
+        math.sqrt(apart.mean() / (0.9 * champion.sum() ** 2))
+    )
     assert estimate.interval() == pytest.approx((-0.1, -0.1), abs=0.005)
     assert relative_difference(*arms) == pytest.approx(-0.1)
     assert bootstrap_relative_difference(*arms, num_samples=500, seed=0) is None
@@ -233,20 +264,26 @@ def test_pairing_takes_out_the_difficulty_of_prompts() -> None:
 def test_paired_difference_ignores_which_arm_comes_first() -> None:
     generator = np.random.default_rng(6)
     a, b, c, d = (generator.integers(20, 60, 15).astype(float) for _ in range(4))
-    ours, theirs = estimate_relative_difference(a, b, c, d), estimate_relative_difference(c, d, a, b)
+    ours, theirs = (
+        estimate_relative_difference(a, b, c, d),
+        estimate_relative_difference(c, d, a, b),
+    )
     assert ours is not None and theirs is not None
     assert (1 + ours.value) * (1 + theirs.value) == pytest.approx(1)
     assert ours.standard_error == pytest.approx(theirs.standard_error)
 
 
 @pytest.mark.parametrize(
-    ("threshold", "verdict"), [(1.2, Verdict.PASS), (1.45, Verdict.INCONCLUSIVE), (2.0, Verdict.FAIL)]
+    ("threshold", "verdict"),
+    [(1.2, Verdict.PASS), (1.45, Verdict.INCONCLUSIVE), (2.0, Verdict.FAIL)],
 )
 def test_threshold_verdict_is_where_the_interval_lies(threshold: float, verdict: Verdict) -> None:
     estimate = estimate_at(1.5, 0.1, origin=1.0)
     low, high = estimate.interval(0.95)
     assert threshold_verdict(estimate, threshold, alpha=0.025) is verdict
-    assert (verdict is Verdict.PASS) == (low >= threshold) and (verdict is Verdict.FAIL) == (high < threshold)
+    assert (verdict is Verdict.PASS) == (low >= threshold) and (verdict is Verdict.FAIL) == (
+        high < threshold
+    )
 
 
 def test_without_an_estimate_nothing_is_decided() -> None:
@@ -256,13 +293,17 @@ def test_without_an_estimate_nothing_is_decided() -> None:
 
 
 def test_holm_steps_down_from_the_smallest() -> None:
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
+        {"a": 0.03, "b": 0.06, "c": 0.06}
+    )
     assert holm({"a": 0.9, "b": 0.8}) == pytest.approx({"a": 1.0, "b": 1.0})
     assert holm({}) == {}
 
 
 def test_a_skewed_difference_goes_further_on_its_long_side() -> None:
-    """Few prompts lose much: the lower end of the difference lies further out; mirrored, the upper one does."""
+    """Few prompts lose much: the lower end of the difference lies further out; mirrored, the upper
+    one does.
+    """
     steps = np.full(12, 40.0)
     champion = steps * 1.5
     losses = np.array([0.0, 0.01, 0.0, 0.01, 0.0, 0.01, 0.0, 0.01, 0.0, 0.01, 0.02, 0.2])
@@ -270,7 +311,10 @@ def test_a_skewed_difference_goes_further_on_its_long_side() -> None:
     up = estimate_relative_difference(champion, steps, champion * (1 - losses), steps)
     assert down is not None and up is not None and down.skewness < 0 < up.skewness
     reaches = [
-        (one.log_value - math.log1p(one.interval()[0]), math.log1p(one.interval()[1]) - one.log_value)
+        (
+            one.log_value - math.log1p(one.interval()[0]),
+            math.log1p(one.interval()[1]) - one.log_value,
+        )
         for one in (down, up)
     ]
     assert reaches[0][0] > 1.1 * reaches[0][1]
@@ -278,7 +322,9 @@ def test_a_skewed_difference_goes_further_on_its_long_side() -> None:
 
 
 def test_passes_are_not_corrected_and_fails_are() -> None:
-    """A slice passes at its own level; a fail must stand against the number of slices it was chosen from."""
+    """A slice passes at its own level; a fail must stand against the number of slices it was chosen
+    from.
+    """
     just = estimate_at(-0.13, 0.04)  # p 0.013 of being below -5 %
     others = {f"s{n}": estimate_at(0.0, 0.012) for n in range(4)}
 
@@ -287,12 +333,19 @@ def test_passes_are_not_corrected_and_fails_are() -> None:
 
     assert verdict({"just": just}) is Verdict.FAIL
     assert verdict({"just": just, **others}) is Verdict.INCONCLUSIVE
-    told = non_inferiority_verdicts({**others, "one": None}, 0.05, alpha_pass=0.01, alpha_fail=0.025)
-    assert set(told.values()) == {Verdict.PASS, Verdict.INCONCLUSIVE} and told["one"] is Verdict.INCONCLUSIVE
+    told = non_inferiority_verdicts(
+        {**others, "one": None}, 0.05, alpha_pass=0.01, alpha_fail=0.025
+    )
+    assert (
+        set(told.values()) == {Verdict.PASS, Verdict.INCONCLUSIVE}
+        and told["one"] is Verdict.INCONCLUSIVE
+    )
 
 
 def test_the_number_of_prompts_named_decides_as_often_as_promised() -> None:
-    """2,000 simulated measurements of that size, true value as observed: 80 % are decided, on the right side."""
+    """2,000 simulated measurements of that size, true value as observed: 80 % are decided, on the
+    right side.
+    """
     generator = np.random.default_rng(8)
     estimate = estimate_at(0.0, 0.04, num=16)  # one prompt spreads by 0.16
     needed = prompts_needed(estimate, -0.05, alpha=0.025)

@@ -1,4 +1,6 @@
-"""Rules beyond acceptance: positions, superiority, speed at the serving load, memory, the gap, temperatures."""
+"""Rules beyond acceptance: positions, superiority, speed at the serving load, memory, the gap,
+temperatures.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from components.contracts import GateDecision, RuleResult, TemperatureReport, TrainServedGap, Verdict
+from components.contracts import (
+    GateDecision,
+    RuleResult,
+    TemperatureReport,
+    TrainServedGap,
+    Verdict,
+)
 from components.evaluation.rules.decide import decide
 from components.evaluation.rules.looks import spent
 from components.settings import GateSettings
@@ -43,7 +51,10 @@ def test_a_later_position_that_collapsed_fails(report: Any, arm: Any, prompts: A
     """Position 3 accepts 1 of 41 of the drafts that got there; the first two are well."""
     settings = GateSettings(min_acceptance_length=1.0)
     told = rule(
-        decide(report(arm("candidate", prompts((40, 20, 40, 1, 0)), num_draft_tokens=4)), settings=settings),
+        decide(
+            report(arm("candidate", prompts((40, 20, 40, 1, 0)), num_draft_tokens=4)),
+            settings=settings,
+        ),
         "position collapse",
     )
     assert told.verdict is Verdict.FAIL
@@ -55,21 +66,39 @@ def test_a_later_position_that_collapsed_fails(report: Any, arm: Any, prompts: A
     assert told.p_values["first position reaches the floor"] < 0.001
 
 
-def test_a_position_with_few_drafts_is_not_called_collapsed(report: Any, arm: Any, prompts: Any) -> None:
-    few = prompts((60, 40, 2, 0, 0), num=8)  # 16 drafts reach position 3, none is accepted: exp(-1.6) at a floor of 0.1
+def test_a_position_with_few_drafts_is_not_called_collapsed(
+    report: Any, arm: Any, prompts: Any
+) -> None:
+    few = prompts(
+        (60, 40, 2, 0, 0), num=8
+    )  # 16 drafts reach position 3, none is accepted: exp(-1.6) at a floor of 0.1
     told = rule(
-        decide(report(arm("candidate", few, num_draft_tokens=4)), settings=GateSettings(min_acceptance_length=1)),
+        decide(
+            report(arm("candidate", few, num_draft_tokens=4)),
+            settings=GateSettings(min_acceptance_length=1),
+        ),
         "position collapse",
     )
-    assert told.verdict is Verdict.FAIL and "position 2" in told.detail and "position 3" not in told.detail
+    assert (
+        told.verdict is Verdict.FAIL
+        and "position 2" in told.detail
+        and "position 3" not in told.detail
+    )
 
 
 def test_a_position_far_below_the_champions_fails(report: Any, arm: Any, prompts: Any) -> None:
-    settings = GateSettings(min_acceptance_length=1.0, min_position_acceptance=0.02, non_inferiority_margin=0.9)
+    settings = GateSettings(
+        min_acceptance_length=1.0, min_position_acceptance=0.02, non_inferiority_margin=0.9
+    )
     candidate = arm("candidate", prompts((40, 48, 4, 4, 4)), num_draft_tokens=4)
-    decision = decide(report(candidate, arm("champion", prompts(), num_draft_tokens=4)), settings=settings)
+    decision = decide(
+        report(candidate, arm("champion", prompts(), num_draft_tokens=4)), settings=settings
+    )
     told = rule(decision, "position collapse")
-    assert told.verdict is Verdict.FAIL and "position 2 is over 50% below the champion's" in told.detail
+    assert (
+        told.verdict is Verdict.FAIL
+        and "position 2 is over 50% below the champion's" in told.detail
+    )
 
 
 def test_a_champion_that_accepts_nothing_at_a_position_says_nothing_about_it(
@@ -79,7 +108,10 @@ def test_a_champion_that_accepts_nothing_at_a_position_says_nothing_about_it(
     champion = arm("champion", prompts((60, 20, 4, 2, 0)), num_draft_tokens=4)
     candidate = arm("candidate", prompts((40, 30, 8, 4, 2)), num_draft_tokens=4)
     settings = GateSettings(min_acceptance_length=1.0, min_position_acceptance=0.02)
-    assert rule(decide(report(candidate, champion), settings=settings), "position collapse").verdict is Verdict.PASS
+    assert (
+        rule(decide(report(candidate, champion), settings=settings), "position collapse").verdict
+        is Verdict.PASS
+    )
     nothing = arm("candidate", prompts((50, 0, 0, 0, 0)), num_draft_tokens=4)
     assert decide(report(nothing, champion), settings=settings).verdict is Verdict.FAIL
 
@@ -95,16 +127,29 @@ def test_a_champion_that_accepts_nothing_at_a_position_says_nothing_about_it(
     ],
 )
 def test_superiority_is_told_and_counts_where_required(
-    histogram: Any, required: bool, verdict: Any, superior: bool, report: Any, arm: Any, prompts: Any
+    histogram: Any,
+    required: bool,
+    verdict: Any,
+    superior: bool,
+    report: Any,
+    arm: Any,
+    prompts: Any,
 ) -> None:
-    arms = (arm("candidate", prompts(histogram), num_draft_tokens=4), arm("champion", prompts(), num_draft_tokens=4))
-    decision = decide(report(*arms), settings=GateSettings(min_speedup=None, require_superiority=required))
+    arms = (
+        arm("candidate", prompts(histogram), num_draft_tokens=4),
+        arm("champion", prompts(), num_draft_tokens=4),
+    )
+    decision = decide(
+        report(*arms), settings=GateSettings(min_speedup=None, require_superiority=required)
+    )
     assert decision.superior is superior
     assert decision.verdict is verdict
     assert rule(decision, "superior overall").binding is required
 
 
-def test_a_better_drafter_that_fails_elsewhere_is_not_called_superior(report: Any, arm: Any, prompts: Any) -> None:
+def test_a_better_drafter_that_fails_elsewhere_is_not_called_superior(
+    report: Any, arm: Any, prompts: Any
+) -> None:
     arms = (
         arm("candidate", prompts((40, 20, 12, 8, 24)), num_draft_tokens=4),
         arm("champion", prompts(), num_draft_tokens=4),
@@ -114,15 +159,23 @@ def test_a_better_drafter_that_fails_elsewhere_is_not_called_superior(report: An
     assert decision.verdict is Verdict.FAIL and not decision.superior
 
 
-def test_an_undecided_slice_names_the_prompts_it_needs(report: Any, arm: Any, prompts: Any, measurement: Any) -> None:
-    ours = [measurement(f"a/{n:02}", histogram=(40 + (27 * n) % 63, 20, 12, 8, 20)) for n in range(8)]
-    theirs = [measurement(f"a/{n:02}", histogram=(40 + (15 * n) % 69, 20, 12, 8, 20)) for n in range(8)]
+def test_an_undecided_slice_names_the_prompts_it_needs(
+    report: Any, arm: Any, prompts: Any, measurement: Any
+) -> None:
+    ours = [
+        measurement(f"a/{n:02}", histogram=(40 + (27 * n) % 63, 20, 12, 8, 20)) for n in range(8)
+    ]
+    theirs = [
+        measurement(f"a/{n:02}", histogram=(40 + (15 * n) % 69, 20, 12, 8, 20)) for n in range(8)
+    ]
     arms = (arm("candidate", ours, num_draft_tokens=4), arm("champion", theirs, num_draft_tokens=4))
     told = rule(decide(report(*arms), settings=GateSettings()), "non-inferior on a")
     assert told.verdict is Verdict.INCONCLUSIVE
     assert told.num_further_prompts is not None and 0 < told.num_further_prompts < 500
     assert f"about {told.num_further_prompts} more prompt" in told.detail
-    short = rule(decide(report(*arms), settings=GateSettings(max_further_prompts=0)), "non-inferior on a")
+    short = rule(
+        decide(report(*arms), settings=GateSettings(max_further_prompts=0)), "non-inferior on a"
+    )
     assert "beyond the budget of 0" in short.detail
     assert set(told.p_values) == {"non-inferior", "worse by the margin (Holm)", "better (Holm)"}
     assert told.interval is not None and told.bootstrap_interval is not None
@@ -139,13 +192,18 @@ def test_a_short_slice_is_no_pass_however_good(report: Any, arm: Any, prompts: A
 def test_next_to_nothing_accepted_is_a_fail_and_not_a_matter_of_more_prompts(
     report: Any, arm: Any, measurement: Any
 ) -> None:
-    """One lucky draft in eight prompts is all the variance there is: no interval, but no doubt either."""
+    """One lucky draft in eight prompts is all the variance there is: no interval, but no doubt
+    either.
+    """
     useless = [measurement(f"a/{n}", histogram=(22, int(n == 0), 0)) for n in range(8)]
     told = rule(
-        decide(report(arm("candidate", useless, num_draft_tokens=2)), settings=GateSettings()), "acceptance length"
+        decide(report(arm("candidate", useless, num_draft_tokens=2)), settings=GateSettings()),
+        "acceptance length",
     )
     assert told.verdict is Verdict.FAIL and "next to nothing was accepted" in told.detail
-    alone = decide(report(arm("candidate", useless[:2], num_draft_tokens=2)), settings=GateSettings())
+    alone = decide(
+        report(arm("candidate", useless[:2], num_draft_tokens=2)), settings=GateSettings()
+    )
     assert rule(alone, "acceptance length").verdict is Verdict.INCONCLUSIVE
 
 
@@ -192,13 +250,20 @@ def test_speed_up_is_judged_by_the_interval_over_rounds(
 
 
 def test_value_and_interval_of_a_speed_up_are_of_the_rounds(with_rounds: Any) -> None:
-    """Two rounds of log ratios a and b: mean (a + b) / 2, half-width t(1) |a - b| / 2, at the first look's level."""
+    """Two rounds of log ratios a and b: mean (a + b) / 2, half-width t(1) |a - b| / 2, at the first
+    look's level.
+    """
     a, b = math.log(60 / 40), math.log(50 / 41)
     told = rule(decide(with_rounds((60, 50), (40, 41)), settings=SPEED), "speed-up at 4 in flight")
     half = stats.t.ppf(FIRST_LEVEL, 1) * (a - b) / 2
     assert told.value == pytest.approx(math.exp((a + b) / 2))
-    assert told.interval == pytest.approx((math.exp((a + b) / 2 - half), math.exp((a + b) / 2 + half)))
-    assert told.num_further_rounds is not None and f"about {told.num_further_rounds} more round" in told.detail
+    assert told.interval == pytest.approx(
+        (math.exp((a + b) / 2 - half), math.exp((a + b) / 2 + half))
+    )
+    assert (
+        told.num_further_rounds is not None
+        and f"about {told.num_further_rounds} more round" in told.detail
+    )
     assert told.num_further_prompts is None
 
 
@@ -212,7 +277,10 @@ def test_one_round_says_how_many_are_needed_at_least(with_rounds: Any) -> None:
 def test_rounds_are_planned_for_the_level_of_the_next_look(with_rounds: Any) -> None:
     about = with_rounds((60, 50, 52), (40, 41, 40))
     first, third = (
-        rule(decide(about.model_copy(update={"look": look}), settings=SPEED), "speed-up at 4 in flight")
+        rule(
+            decide(about.model_copy(update={"look": look}), settings=SPEED),
+            "speed-up at 4 in flight",
+        )
         for look in (1, 3)
     )
     assert first.num_further_rounds is not None and third.num_further_rounds is not None
@@ -224,11 +292,16 @@ def test_a_round_that_is_not_a_number_fails(with_rounds: Any) -> None:
     assert told.verdict is Verdict.FAIL and "candidate.tok/s at 4, round 2" in told.detail
 
 
-def test_four_equal_prompts_do_not_pass_what_they_are_just_above(report: Any, arm: Any, measurement: Any) -> None:
+def test_four_equal_prompts_do_not_pass_what_they_are_just_above(
+    report: Any, arm: Any, measurement: Any
+) -> None:
     """Acceptance length 1.7 each, limit 1.6: no width once, and so a pass."""
     equal = [measurement(f"a/{n}", histogram=(10, 6, 4)) for n in range(4)]
     settings = GateSettings(min_acceptance_length=1.6, min_prompts_per_slice=4)
-    told = rule(decide(report(arm("candidate", equal, num_draft_tokens=2)), settings=settings), "acceptance length")
+    told = rule(
+        decide(report(arm("candidate", equal, num_draft_tokens=2)), settings=settings),
+        "acceptance length",
+    )
     assert told.verdict is Verdict.INCONCLUSIVE
     # Log of 0.7 with standard error 1 / (4 sqrt(14)), three degrees of freedom.
     reach = stats.t.ppf(FIRST_LEVEL, 3) / (4 * math.sqrt(14))
@@ -236,8 +309,13 @@ def test_four_equal_prompts_do_not_pass_what_they_are_just_above(report: Any, ar
     assert told.bootstrap_interval is None
 
 
-def test_identical_arms_are_non_inferior_and_not_superior(report: Any, arm: Any, prompts: Any) -> None:
-    arms = (arm("candidate", prompts(), num_draft_tokens=4), arm("champion", prompts(), num_draft_tokens=4))
+def test_identical_arms_are_non_inferior_and_not_superior(
+    report: Any, arm: Any, prompts: Any
+) -> None:
+    arms = (
+        arm("candidate", prompts(), num_draft_tokens=4),
+        arm("champion", prompts(), num_draft_tokens=4),
+    )
     decision = decide(report(*arms), settings=GateSettings(require_superiority=True))
     assert rule(decision, "non-inferior on a").verdict is Verdict.PASS
     told = rule(decision, "superior overall")
@@ -245,10 +323,17 @@ def test_identical_arms_are_non_inferior_and_not_superior(report: Any, arm: Any,
     assert told.value == 0 and told.interval is not None and told.interval[0] < 0 < told.interval[1]
 
 
-def test_prompts_without_a_step_do_not_count_as_prompts(report: Any, arm: Any, prompts: Any, measurement: Any) -> None:
-    empty = [measurement(f"b/{n:02}", histogram=(0, 0, 0, 0, 0), num_output_tokens=1) for n in range(6)]
+def test_prompts_without_a_step_do_not_count_as_prompts(
+    report: Any, arm: Any, prompts: Any, measurement: Any
+) -> None:
+    empty = [
+        measurement(f"b/{n:02}", histogram=(0, 0, 0, 0, 0), num_output_tokens=1) for n in range(6)
+    ]
     told = rule(
-        decide(report(arm("candidate", prompts(num=3) + empty, num_draft_tokens=4)), settings=GateSettings()),
+        decide(
+            report(arm("candidate", prompts(num=3) + empty, num_draft_tokens=4)),
+            settings=GateSettings(),
+        ),
         "acceptance length",
     )
     assert told.verdict is Verdict.INCONCLUSIVE and told.num_prompts == 3
@@ -267,9 +352,15 @@ def test_a_fail_shows_the_interval_it_rests_on(report: Any, arm: Any, prompts: A
 @pytest.mark.parametrize(
     ("gap", "limit", "verdict"),
     [
-        (TrainServedGap(teacher_forced=1.5, reference=1.48, served=1.47, num_prompts=9), 0.05, Verdict.PASS),
         (
-            TrainServedGap(teacher_forced=1.5, reference=1.48, served=1.2, diverging_position=2, num_prompts=9),
+            TrainServedGap(teacher_forced=1.5, reference=1.48, served=1.47, num_prompts=9),
+            0.05,
+            Verdict.PASS,
+        ),
+        (
+            TrainServedGap(
+                teacher_forced=1.5, reference=1.48, served=1.2, diverging_position=2, num_prompts=9
+            ),
             0.05,
             Verdict.FAIL,
         ),
@@ -277,9 +368,15 @@ def test_a_fail_shows_the_interval_it_rests_on(report: Any, arm: Any, prompts: A
         (None, None, None),
     ],
 )
-def test_train_served_gap(gap: Any, limit: Any, verdict: Any, report: Any, arm: Any, prompts: Any) -> None:
-    about = report(arm("candidate", prompts(), num_draft_tokens=4)).model_copy(update={"train_served_gap": gap})
-    told = {r.rule: r for r in decide(about, settings=GateSettings(max_train_served_gap=limit)).rules}
+def test_train_served_gap(
+    gap: Any, limit: Any, verdict: Any, report: Any, arm: Any, prompts: Any
+) -> None:
+    about = report(arm("candidate", prompts(), num_draft_tokens=4)).model_copy(
+        update={"train_served_gap": gap}
+    )
+    told = {
+        r.rule: r for r in decide(about, settings=GateSettings(max_train_served_gap=limit)).rules
+    }
     assert (told["train-served gap"].verdict if "train-served gap" in told else None) is verdict
     if verdict is Verdict.FAIL:
         assert "differ most at draft position 2" in told["train-served gap"].detail
@@ -289,7 +386,9 @@ def test_train_served_gap(gap: Any, limit: Any, verdict: Any, report: Any, arm: 
     ("ours", "plain", "verdict"),
     [(1100, 1000, Verdict.PASS), (1600, 1000, Verdict.FAIL), (None, 1000, Verdict.INCONCLUSIVE)],
 )
-def test_memory(ours: Any, plain: Any, verdict: Verdict, report: Any, arm: Any, prompts: Any) -> None:
+def test_memory(
+    ours: Any, plain: Any, verdict: Verdict, report: Any, arm: Any, prompts: Any
+) -> None:
     arms = [
         arm(name, prompts(), num_draft_tokens=k).model_copy(update={"peak_memory_bytes": size})
         for name, k, size in (("candidate", 4, ours), ("no_draft", 0, plain))
@@ -316,12 +415,20 @@ def test_further_temperatures_have_rules_of_their_own(report: Any, arm: Any, pro
     few = {name: arm(name, prompts(num=2), num_draft_tokens=4) for name in arms}
     for name in ("non-inferior at temperature 1", "acceptance length at temperature 1"):
         undecided = rule(decided(few), name)
-        assert undecided.verdict is Verdict.INCONCLUSIVE and "fewer than 8 prompts" in undecided.detail
+        assert (
+            undecided.verdict is Verdict.INCONCLUSIVE and "fewer than 8 prompts" in undecided.detail
+        )
 
 
 def test_nan_at_a_further_temperature_fails(report: Any, arm: Any, prompts: Any) -> None:
     candidate = arm("candidate", prompts(), num_draft_tokens=4)
     broken = candidate.model_copy(update={"draft_coverage": float("nan")})
     further = (TemperatureReport(temperature=1.0, arms={"candidate": broken}),)
-    decision = decide(report(candidate).model_copy(update={"further_temperatures": further}), settings=GateSettings())
-    assert decision.verdict is Verdict.FAIL and "candidate at 1.draft_coverage" in decision.rules[0].detail
+    decision = decide(
+        report(candidate).model_copy(update={"further_temperatures": further}),
+        settings=GateSettings(),
+    )
+    assert (
+        decision.verdict is Verdict.FAIL
+        and "candidate at 1.draft_coverage" in decision.rules[0].detail
+    )

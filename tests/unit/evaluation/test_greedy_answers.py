@@ -1,4 +1,6 @@
-"""Where two greedy answers part, what the plain engine thought there, and how far its gaps moved."""
+"""Where two greedy answers part, what the plain engine thought there, and how far its gaps
+moved.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,12 @@ from components.evaluation.outputs.greedy_answers import (
 
 
 def answer(tokens: list[int], gaps: list[float] | None = None) -> GreedyAnswer:
-    """Each token with log-probability 0 and token + 100 as second best, `gaps` below it, token + 200 far below."""
+    """Each token with log-probability 0 and token + 100 as second best, `gaps` below it, token +
+    200 far below.
+    """
     top = tuple(
-        ((token, 0.0), (token + 100, -gap), (token + 200, -9.0)) for token, gap in zip(tokens, gaps or [], strict=False)
+        ((token, 0.0), (token + 100, -gap), (token + 200, -9.0))
+        for token, gap in zip(tokens, gaps or [], strict=False)
     )
     return GreedyAnswer(tuple(tokens), top)
 
@@ -46,10 +51,16 @@ def test_an_answer_that_was_cut_parts_without_a_margin(tokens: list[int]) -> Non
 
 def test_gaps_change_up_to_the_token_at_which_answers_part() -> None:
     first = answer([1, 2, 3, 4], [1.0, 0.25, 0.5, 0.5])
-    # At the third token the second best won by 0.125: its gap moved by 0.5 + 0.125. The fourth has another context.
+    # At the third token the second best won by 0.125: its gap moved by 0.5 + 0.125. The fourth has
+    # another context.
     again = GreedyAnswer(
         (1, 2, 103, 4),
-        (((1, 0.0), (101, -0.75)), ((2, 0.0), (102, -0.375)), ((103, 0.0), (3, -0.125)), ((4, 0.0), (104, -3.0))),
+        (
+            ((1, 0.0), (101, -0.75)),
+            ((2, 0.0), (102, -0.375)),
+            ((103, 0.0), (3, -0.125)),
+            ((4, 0.0), (104, -3.0)),
+        ),
     )
     assert list(gap_changes(first, again)) == pytest.approx([0.25, 0.125, 0.625])
 

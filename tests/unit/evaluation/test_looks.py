@@ -35,7 +35,9 @@ def test_looks_are_counted_from_one(look: int) -> None:
 
 
 def test_settings_of_a_look_differ_in_the_levels_only() -> None:
-    settings = GateSettings(alpha=0.05, non_inferiority_alpha=0.01, min_speedup=1.3, min_acceptance_length=1.7)
+    settings = GateSettings(
+        alpha=0.05, non_inferiority_alpha=0.01, min_speedup=1.3, min_acceptance_length=1.7
+    )
     told = at_look(settings, 3)
     assert (told.alpha, told.non_inferiority_alpha) == (spent(0.05, 3), spent(0.01, 3))
     levels = {"alpha", "non_inferiority_alpha", "look"}
@@ -51,7 +53,13 @@ def test_the_next_look_is_planned_for() -> None:
     assert next_level(0.05, GateSettings(alpha=0.05)) == 0.05
     estimate = Estimate(1.25, 1.0, math.log(0.25), 0.2, 19.0, 20)
     result = estimated_rule(
-        "x", estimate, Verdict.INCONCLUSIVE, threshold=1.2, alpha=told.alpha, num_prompts=20, settings=told
+        "x",
+        estimate,
+        Verdict.INCONCLUSIVE,
+        threshold=1.2,
+        alpha=told.alpha,
+        num_prompts=20,
+        settings=told,
     )
     needed = prompts_needed(estimate, 1.2, alpha=spent(0.05, 3))
     assert needed is not None and result.num_further_prompts == needed - 20
@@ -65,11 +73,13 @@ def test_ten_looks_at_a_drafter_at_the_threshold_pass_it_no_more_often_than_alph
     for _ in range(600):
         accepted = generator.negative_binomial(4, 4 / 14, 240) + 1.0  # 11 of 20 steps on average
         estimates = [
-            estimate_ratio(steps[:num] + accepted[:num], steps[:num], origin=1.0) for num in range(24, 241, 24)
+            estimate_ratio(steps[:num] + accepted[:num], steps[:num], origin=1.0)
+            for num in range(24, 241, 24)
         ]
         for is_spent in passes:
             passes[is_spent] += any(
-                threshold_verdict(one, 1.55, alpha=spent(0.1, look) if is_spent else 0.1) is Verdict.PASS
+                threshold_verdict(one, 1.55, alpha=spent(0.1, look) if is_spent else 0.1)
+                is Verdict.PASS
                 for look, one in enumerate(estimates, start=1)
             )
     assert passes[True] / 600 <= 0.1

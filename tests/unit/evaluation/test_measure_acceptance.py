@@ -16,8 +16,12 @@ from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
 SETTINGS = EvaluationSettings(slices={"a": 3}, acceptance_concurrency=2, max_excluded_share=0.5)
-CANDIDATE = ArmEndpoint(arm="candidate", url="http://engine", model="m", checkpoint_digest="c", num_draft_tokens=2)
-PROMPTS = tuple(Prompt(f"a/{n}", "a", ({"role": "user", "content": f"prompt {n}"},)) for n in range(3))
+CANDIDATE = ArmEndpoint(
+    arm="candidate", url="http://engine", model="m", checkpoint_digest="c", num_draft_tokens=2
+)
+PROMPTS = tuple(
+    Prompt(f"a/{n}", "a", ({"role": "user", "content": f"prompt {n}"},)) for n in range(3)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +29,9 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("components.evaluation.acceptance.COUNTER_SETTLE_S", 0.4)
 
 
-def measure(engine: Any, endpoint: ArmEndpoint = CANDIDATE, prompts: tuple[Prompt, ...] = PROMPTS) -> Any:
+def measure(
+    engine: Any, endpoint: ArmEndpoint = CANDIDATE, prompts: tuple[Prompt, ...] = PROMPTS
+) -> Any:
     return measure_acceptance(endpoint, prompts, settings=SETTINGS, transport=engine.transport)
 
 
@@ -121,12 +127,20 @@ def grouped(size: int) -> EvaluationSettings:
 
 
 def asked(engine: Any) -> list[str]:
-    return [p["messages"][0]["content"] for p in engine.payloads if p["messages"][0]["content"].startswith("prompt")]
+    return [
+        p["messages"][0]["content"]
+        for p in engine.payloads
+        if p["messages"][0]["content"].startswith("prompt")
+    ]
 
 
 def test_a_measurement_goes_on_after_its_engine_died(engine: Any, tmp_path: Path) -> None:
-    """Ten prompts in groups of four; the engine dies at the seventh. Every prompt counts once, counters add up."""
-    prompts = tuple(Prompt(f"a/{n}", "a", ({"role": "user", "content": f"prompt {n}"},)) for n in range(10))
+    """Ten prompts in groups of four; the engine dies at the seventh. Every prompt counts once,
+    counters add up.
+    """
+    prompts = tuple(
+        Prompt(f"a/{n}", "a", ({"role": "user", "content": f"prompt {n}"},)) for n in range(10)
+    )
     dying, journal = [7], tmp_path / "journal.jsonl"
 
     def die(request: httpx.Request) -> httpx.Response:
@@ -137,7 +151,9 @@ def test_a_measurement_goes_on_after_its_engine_died(engine: Any, tmp_path: Path
         return engine.answer(request)
 
     def measured(transport: httpx.MockTransport) -> Any:
-        return measure_acceptance(CANDIDATE, prompts, settings=grouped(4), journal=journal, transport=transport)
+        return measure_acceptance(
+            CANDIDATE, prompts, settings=grouped(4), journal=journal, transport=transport
+        )
 
     with pytest.raises(EvaluationError, match="does not answer"):
         measured(httpx.MockTransport(die))
@@ -149,7 +165,11 @@ def test_a_measurement_goes_on_after_its_engine_died(engine: Any, tmp_path: Path
     # The first group was kept; the one in which it died is asked again, whole.
     assert sorted(asked(engine)) == [f"prompt {n}" for n in range(4, 10)]
     assert len(first) == 7
-    assert whole.counters["vllm:spec_decode_num_drafts"] == 60 == sum(p.num_steps for p in whole.prompts)
+    assert (
+        whole.counters["vllm:spec_decode_num_drafts"]
+        == 60
+        == sum(p.num_steps for p in whole.prompts)
+    )
     # Asked once more, nothing is left to do.
     engine.payloads.clear()
     assert measured(engine.transport) == whole
@@ -161,7 +181,9 @@ def test_another_measurement_starts_afresh(engine: Any, tmp_path: Path) -> None:
 
     def measured(endpoint: ArmEndpoint) -> Any:
         engine.payloads.clear()
-        return measure_acceptance(endpoint, PROMPTS, settings=grouped(2), journal=journal, transport=engine.transport)
+        return measure_acceptance(
+            endpoint, PROMPTS, settings=grouped(2), journal=journal, transport=engine.transport
+        )
 
     measured(CANDIDATE)
     measured(CANDIDATE.model_copy(update={"url": "http://elsewhere"}))
@@ -174,7 +196,9 @@ def test_a_line_cut_short_by_a_kill_is_measured_again(engine: Any, tmp_path: Pat
     journal = tmp_path / "journal.jsonl"
 
     def measured() -> Any:
-        return measure_acceptance(CANDIDATE, PROMPTS, settings=grouped(2), journal=journal, transport=engine.transport)
+        return measure_acceptance(
+            CANDIDATE, PROMPTS, settings=grouped(2), journal=journal, transport=engine.transport
+        )
 
     whole = measured()
     lines = journal.read_text().splitlines(keepends=True)
@@ -187,12 +211,16 @@ def test_a_line_cut_short_by_a_kill_is_measured_again(engine: Any, tmp_path: Pat
     assert measured().counters == whole.counters
 
 
-def test_requests_carry_tools_and_template_variables_and_measurements_the_language(engine: Any) -> None:
+def test_requests_carry_tools_and_template_variables_and_measurements_the_language(
+    engine: Any,
+) -> None:
     tools = ({"type": "function", "function": {"name": "weather"}},)
     messages = ({"role": "user", "content": "Is it raining?"},)
     prompts = (
         Prompt("a/1", "a", messages),
-        Prompt("a/2", "a", messages, tools=tools, variant={"enable_thinking": False}, language="en"),
+        Prompt(
+            "a/2", "a", messages, tools=tools, variant={"enable_thinking": False}, language="en"
+        ),
     )
     measured = measure(engine, prompts=prompts)
     plain, full = [p for p in engine.payloads if p["messages"] == list(messages)]
@@ -202,13 +230,25 @@ def test_requests_carry_tools_and_template_variables_and_measurements_the_langua
     assert [one.language for one in measured.prompts] == [None, "en"]
 
 
-def test_a_journal_of_another_template_variable_is_not_gone_on_with(engine: Any, tmp_path: Path) -> None:
+def test_a_journal_of_another_template_variable_is_not_gone_on_with(
+    engine: Any, tmp_path: Path
+) -> None:
     def asked(variant: dict[str, bool]) -> tuple[Prompt, ...]:
         return tuple(replace(prompt, variant=variant) for prompt in PROMPTS)
 
-    for variant in ({}, {}, {"enable_thinking": False}, {"enable_thinking": True}, {"enable_thinking": True}):
+    for variant in (
+        {},
+        {},
+        {"enable_thinking": False},
+        {"enable_thinking": True},
+        {"enable_thinking": True},
+    ):
         measure_acceptance(
-            CANDIDATE, asked(variant), settings=SETTINGS, journal=tmp_path / "kept", transport=engine.transport
+            CANDIDATE,
+            asked(variant),
+            settings=SETTINGS,
+            journal=tmp_path / "kept",
+            transport=engine.transport,
         )
     asked_for = [p for p in engine.payloads if p["messages"][0]["content"].startswith("prompt")]
     assert len(asked_for) == 3 * len(PROMPTS)  # each of the three measurements once

@@ -1,4 +1,6 @@
-"""Outputs at work against the plain engine's answers: ties are excused, anything else is a fault, cut answers fit."""
+"""Outputs at work against the plain engine's answers: ties are excused, anything else is a fault,
+cut answers fit.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ NAMES = tuple(f"a/{n}" for n in range(20))
 
 
 def plain_answers(tokens: tuple[int, ...] = TOKENS) -> PlainAnswers:
-    """Each token with a second best, 100 above it, `GAP` below, and a third, 200 above it, far below."""
+    """Each token with a second best, 100 above it, `GAP` below, and a third, 200 above it, far
+    below.
+    """
     top = tuple(((token, 0.0), (token + 100, -GAP), (token + 200, -6.0)) for token in tokens)
     return PlainAnswers(answers={name: PlainAnswer(token_ids=tokens, top=top) for name in NAMES})
 
@@ -28,15 +32,23 @@ def measured(report: Any, arm: Any, measurement: Any) -> Callable[[], Acceptance
     def make() -> AcceptanceReport:
         def told(*, histogram: tuple[int, ...]) -> list[Any]:
             return [
-                measurement(name, histogram=histogram).model_copy(update={"output_digest": digest_tokens(TOKENS)})
+                measurement(name, histogram=histogram).model_copy(
+                    update={"output_digest": digest_tokens(TOKENS)}
+                )
                 for name in NAMES
             ]
 
         itself = SelfComparison(
-            num_in_flight=20, digests={name: digest_tokens(TOKENS) for name in NAMES}, divergences={}, num_gaps=800,
+            num_in_flight=20,
+            digests={name: digest_tokens(TOKENS) for name in NAMES},
+            divergences={},
+            num_gaps=800,
             max_gap_change_nats=0.1,
-        )  # fmt: skip
-        arms = (arm("candidate", told(histogram=(3, 1)), num_draft_tokens=1), arm("no_draft", told(histogram=())))
+        )
+        arms = (
+            arm("candidate", told(histogram=(3, 1)), num_draft_tokens=1),
+            arm("no_draft", told(histogram=())),
+        )
         made: AcceptanceReport = report(*arms, itself=[itself])
         return made
 
@@ -58,11 +70,16 @@ def test_equal_answers_and_ties_are_the_targets_own(watch: OutputWatch) -> None:
 def test_a_token_far_from_the_targets_is_a_fault(watch: OutputWatch) -> None:
     watch.add("a/0", (1, 202, 3, 4), was_cut=False)
     fault = watch.fault()
-    assert fault is not None and "1 of 1 outputs part from the target's own, by up to 6.00 nats" in fault
+    assert (
+        fault is not None
+        and "1 of 1 outputs part from the target's own, by up to 6.00 nats" in fault
+    )
 
 
 def test_more_partings_than_the_machines_own_are_a_fault(watch: OutputWatch) -> None:
-    """The plain engine never parted from itself, so n ties have p = 2^-n; the level is 0.005 / 3 / 20 = 2^-13.55."""
+    """The plain engine never parted from itself, so n ties have p = 2^-n; the level is 0.005 / 3 /
+    20 = 2^-13.55.
+    """
     for name in NAMES[:13]:
         watch.add(name, (101, 2, 3, 4), was_cut=False)
     assert watch.fault() is None
@@ -70,7 +87,9 @@ def test_more_partings_than_the_machines_own_are_a_fault(watch: OutputWatch) -> 
     assert watch.fault() is not None
 
 
-def test_a_shorter_limit_compares_what_both_hold_and_an_early_end_is_a_fault(watch: OutputWatch) -> None:
+def test_a_shorter_limit_compares_what_both_hold_and_an_early_end_is_a_fault(
+    watch: OutputWatch,
+) -> None:
     watch.add("a/0", TOKENS[:2], was_cut=True)
     assert watch.fault() is None
     watch.add("a/1", TOKENS[:2], was_cut=False)

@@ -1,4 +1,6 @@
-"""Rivals: what is asked for, what is refused, and how a candidate stands to one; the section of the page."""
+"""Rivals: what is asked for, what is refused, and how a candidate stands to one; the section of the
+page.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ GOOD, BAD = (2, 2, 6, 6), (8, 4, 2, 1)
 """Steps that accepted 0, 1, 2, 3 drafts."""
 
 
-def answers(make: Make, histogram: Sequence[int], *, slices: Sequence[str] = "ab", num: int = 12) -> list:
-    """`num` prompts a slice; every third has one more step that accepted nothing, so that lengths differ."""
+def answers(
+    make: Make, histogram: Sequence[int], *, slices: Sequence[str] = "ab", num: int = 12
+) -> list:
+    """`num` prompts a slice; every third has one more step that accepted nothing, so that lengths
+    differ.
+    """
     return [
         make(f"{name}{k}", slice_name=name, histogram=(histogram[0] + (k % 3 == 0), *histogram[1:]))
         for name in slices
@@ -53,10 +59,14 @@ def undrafted(make: Make, *, num: int = 12) -> list[PromptMeasurement]:
     ]
 
 
-def measured(prompts: Sequence[PromptMeasurement], *, method: str = "ngram", version: str = "0.0") -> MeasuredRival:
+def measured(
+    prompts: Sequence[PromptMeasurement], *, method: str = "ngram", version: str = "0.0"
+) -> MeasuredRival:
     rival = Rival(method=method, num_draft_tokens=3)
     endpoint = ArmEndpoint(arm=method, url="http://r", model="m", rival=rival)
-    return MeasuredRival(rival, Measured(endpoint, tuple(prompts), {}, {}, version), speed=(), no_draft_speed=())
+    return MeasuredRival(
+        rival, Measured(endpoint, tuple(prompts), {}, {}, version), speed=(), no_draft_speed=()
+    )
 
 
 @pytest.fixture
@@ -72,7 +82,9 @@ def standings(report: AcceptanceReport) -> dict[str | None, Standing]:
 
 def test_the_recipe_names_the_rivals() -> None:
     slices = {"mt_bench": 4}
-    asked = EvaluationSettings(slices=slices, rivals=("ngram", "suffix"), rival_draft_tokens=6, ngram_lookup=(3, 4))
+    asked = EvaluationSettings(
+        slices=slices, rivals=("ngram", "suffix"), rival_draft_tokens=6, ngram_lookup=(3, 4)
+    )
     assert [(one.method, one.num_draft_tokens, one.lookup) for one in rivals_of(asked)] == [
         ("ngram", 6, (3, 4)),
         ("suffix", 6, (3, 4)),
@@ -110,7 +122,9 @@ def test_the_very_same_answers_are_neither_better_nor_worse(candidate: Acceptanc
     assert rule.verdict is Verdict.INCONCLUSIVE
 
 
-def test_a_rival_that_never_drafts_keeps_one_token_per_step(candidate: AcceptanceReport, measurement: Make) -> None:
+def test_a_rival_that_never_drafts_keeps_one_token_per_step(
+    candidate: AcceptanceReport, measurement: Make
+) -> None:
     overall = beaten_by(with_rivals(candidate, [measured(undrafted(measurement))]), GATE)[0]
     assert overall.rival_length == 1.0
     assert overall.standing is Standing.BETTER
@@ -136,12 +150,16 @@ def test_a_slice_of_few_prompts_has_no_standing(
 ) -> None:
     ours = answers(measurement, GOOD, slices="a") + answers(measurement, GOOD, slices="b", num=3)
     theirs = answers(measurement, BAD, slices="a") + answers(measurement, BAD, slices="b", num=3)
-    found = standings(with_rivals(report(arm("candidate", ours, num_draft_tokens=3)), [measured(theirs)]))
+    found = standings(
+        with_rivals(report(arm("candidate", ours, num_draft_tokens=3)), [measured(theirs)])
+    )
     assert found["a"] is Standing.BETTER
     assert found["b"] is Standing.NOT_SHOWN
 
 
-def test_a_rival_must_have_answered_the_candidates_prompts(candidate: AcceptanceReport, measurement: Make) -> None:
+def test_a_rival_must_have_answered_the_candidates_prompts(
+    candidate: AcceptanceReport, measurement: Make
+) -> None:
     with pytest.raises(EvaluationError, match="did not answer the candidate's prompts"):
         with_rivals(candidate, [measured(answers(measurement, BAD)[1:])])
     with pytest.raises(EvaluationError, match="another engine version"):
@@ -150,7 +168,9 @@ def test_a_rival_must_have_answered_the_candidates_prompts(candidate: Acceptance
         with_rivals(candidate, [measured(answers(measurement, BAD))] * 2)
 
 
-def test_a_rival_is_timed_in_turns_with_no_draft(measurement: Make, speed_points: Callable[..., tuple]) -> None:
+def test_a_rival_is_timed_in_turns_with_no_draft(
+    measurement: Make, speed_points: Callable[..., tuple]
+) -> None:
     plain = ArmEndpoint(arm="no_draft", url="http://p", model="m")
     engine = ArmEndpoint(arm="candidate", url="http://r", model="m", rival=NGRAM)
     asked: list[list[str]] = []
@@ -165,14 +185,19 @@ def test_a_rival_is_timed_in_turns_with_no_draft(measurement: Make, speed_points
 
     found = measure_rival(engine, plain, [], measure=measure, speed=speed)
     assert asked == [["ngram", "no_draft"]]
-    assert found.speed[0].output_tokens_per_s == pytest.approx(1.2 * found.no_draft_speed[0].output_tokens_per_s)
+    assert found.speed[0].output_tokens_per_s == pytest.approx(
+        1.2 * found.no_draft_speed[0].output_tokens_per_s
+    )
     with pytest.raises(EvaluationError, match="serves no rival"):
         measure_rival(plain, plain, [], measure=measure, speed=speed)
 
 
-def test_the_page_shows_lengths_and_standings(candidate: AcceptanceReport, measurement: Make) -> None:
+def test_the_page_shows_lengths_and_standings(
+    candidate: AcceptanceReport, measurement: Make
+) -> None:
     report = with_rivals(
-        candidate, [measured(answers(measurement, BAD)), measured(undrafted(measurement), method="suffix")]
+        candidate,
+        [measured(answers(measurement, BAD)), measured(undrafted(measurement), method="suffix")],
     )
     page = rivals_section(report, beaten_by(report, GATE))
     assert "Against ngram: better on every slice." in page

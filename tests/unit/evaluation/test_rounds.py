@@ -19,7 +19,9 @@ def test_two_rounds_give_students_t_of_two() -> None:
     assert estimate is not None
     half = stats.t.ppf(0.975, 1) * abs(a - b) / 2
     assert estimate.log_value == pytest.approx((a + b) / 2)
-    assert estimate.interval() == pytest.approx((math.exp((a + b) / 2 - half), math.exp((a + b) / 2 + half)))
+    assert estimate.interval() == pytest.approx(
+        (math.exp((a + b) / 2 - half), math.exp((a + b) / 2 + half))
+    )
 
 
 def test_arms_changed_about_give_the_reciprocal() -> None:
@@ -34,7 +36,9 @@ def test_what_slows_both_arms_of_a_round_leaves_the_interval_alone() -> None:
     machine = [1.0, 0.4, 0.9, 0.7]
     ratios = [1.5, 1.4, 1.45, 1.6]
     quiet = estimate_speedup([40 * r for r in ratios], [40.0] * 4)
-    loaded = estimate_speedup([40 * r * m for r, m in zip(ratios, machine, strict=True)], [40 * m for m in machine])
+    loaded = estimate_speedup(
+        [40 * r * m for r, m in zip(ratios, machine, strict=True)], [40 * m for m in machine]
+    )
     assert quiet is not None and loaded is not None
     assert loaded.interval() == pytest.approx(quiet.interval())
 
@@ -48,11 +52,19 @@ def test_rounds_that_agree_are_no_certainty() -> None:
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [([], []), ([60.0], [40.0]), ([60.0, 60.0], [40.0]), ([60.0, 0.0], [40.0, 40.0]), ([60.0, math.nan], [40.0, 40.0])],
+    [
+        ([], []),
+        ([60.0], [40.0]),
+        ([60.0, 60.0], [40.0]),
+        ([60.0, 0.0], [40.0, 40.0]),
+        ([60.0, math.nan], [40.0, 40.0]),
+    ],
 )
 def test_what_are_no_rounds_in_turns_says_nothing(ours: list[float], theirs: list[float]) -> None:
     assert estimate_speedup(ours, theirs) is None
-    assert threshold_verdict(estimate_speedup(ours, theirs), 0.5, alpha=0.025) is Verdict.INCONCLUSIVE
+    assert (
+        threshold_verdict(estimate_speedup(ours, theirs), 0.5, alpha=0.025) is Verdict.INCONCLUSIVE
+    )
 
 
 def test_more_rounds_pass_more_often_above_the_limit_and_not_at_it() -> None:
@@ -63,7 +75,8 @@ def test_more_rounds_pass_more_often_above_the_limit_and_not_at_it() -> None:
         for num_rounds in (2, 6, 12):
             noise = np.exp(generator.normal(0, 0.08, (1500, 2, num_rounds)))
             won = [
-                threshold_verdict(estimate_speedup(list(truth * a), list(b)), 1.2, alpha=0.025) is Verdict.PASS
+                threshold_verdict(estimate_speedup(list(truth * a), list(b)), 1.2, alpha=0.025)
+                is Verdict.PASS
                 for a, b in noise
             ]
             passes.setdefault(truth, []).append(float(np.mean(won)))
@@ -72,7 +85,9 @@ def test_more_rounds_pass_more_often_above_the_limit_and_not_at_it() -> None:
 
 
 def test_the_rounds_named_decide_as_often_as_promised() -> None:
-    """Spread as observed in the rounds, true speed-up as observed: four of five measurements of that size decide."""
+    """Spread as observed in the rounds, true speed-up as observed: four of five measurements of
+    that size decide.
+    """
     logs = math.log(1.3) + np.array([0.1, -0.1, 0.1, -0.1])
     spread = float(np.std(logs, ddof=1))
     needed = rounds_needed(list(np.exp(logs)), [1.0] * 4, 1.2, alpha=0.025)
@@ -86,4 +101,6 @@ def test_one_round_names_the_least() -> None:
     least = rounds_needed([60.0], [40.0], 1.2, alpha=0.025)
     assert least is not None and 2 <= least < 6
     assert rounds_needed([], [], 1.2, alpha=0.025) is None
-    assert rounds_needed([48.0, 48.0], [40.0, 40.0], 1.2, alpha=0.025) is None  # exactly at the limit
+    assert (
+        rounds_needed([48.0, 48.0], [40.0, 40.0], 1.2, alpha=0.025) is None
+    )  # exactly at the limit

@@ -31,17 +31,27 @@ def limit_of(speed: Mapping[str, Any]) -> int | None:
     ],
 )
 def test_schedule_speculates_up_to_the_last_win(
-    candidate: dict[int, float], expected: tuple[tuple[int, int, int], ...], speed_points: Callable[..., Any]
+    candidate: dict[int, float],
+    expected: tuple[tuple[int, int, int], ...],
+    speed_points: Callable[..., Any],
 ) -> None:
-    speed = {"candidate": speed_points(candidate), "no_draft": speed_points({1: 43, 4: 130, 8: 237})}
+    speed = {
+        "candidate": speed_points(candidate),
+        "no_draft": speed_points({1: 43, 4: 130, 8: 237}),
+    }
     assert choose_schedule(ratios_by_length(speed, 4)) == expected
 
 
 def test_schedule_is_what_the_engine_accepts(speed_points: Callable[..., Any]) -> None:
-    """Rows start at 1, do not overlap and leave no gap, at any break-even and beyond `max_requests`."""
+    """Rows start at 1, do not overlap and leave no gap, at any break-even and beyond
+    `max_requests`.
+    """
     for last_win in (1, 2, 64, 100):
         rates = {level: (2.0 if level <= last_win else 0.5) for level in (1, 2, 64, 100, 128)}
-        speed = {"candidate": speed_points(rates), "no_draft": speed_points(dict.fromkeys(rates, 1.0))}
+        speed = {
+            "candidate": speed_points(rates),
+            "no_draft": speed_points(dict.fromkeys(rates, 1.0)),
+        }
         schedule = choose_schedule(ratios_by_length(speed, 3))
         assert schedule[0][:2] == (1, last_win)
         assert schedule[1][0] == last_win + 1 <= schedule[1][1]
@@ -50,14 +60,22 @@ def test_schedule_is_what_the_engine_accepts(speed_points: Callable[..., Any]) -
 @pytest.mark.parametrize(
     ("rates", "limit"),
     [
-        ({1: 60, 4: 140, 8: 165}, 4),  # above 4 the schedule has K = 0, and nobody measured what that costs
-        ({1: 60, 4: 128, 8: 236}, 1),  # 0.98x and 1.00x, but the schedule no longer drafts from 2 on
+        (
+            {1: 60, 4: 140, 8: 165},
+            4,
+        ),  # above 4 the schedule has K = 0, and nobody measured what that costs
+        (
+            {1: 60, 4: 128, 8: 236},
+            1,
+        ),  # 0.98x and 1.00x, but the schedule no longer drafts from 2 on
         ({1: 60, 4: 140, 8: 240}, None),
         ({1: 30, 4: 90, 8: 165}, 0),
         ({}, None),
     ],
 )
-def test_load_above_which_the_drafter_comes_out(rates: Any, limit: int | None, speed_points: Any) -> None:
+def test_load_above_which_the_drafter_comes_out(
+    rates: Any, limit: int | None, speed_points: Any
+) -> None:
     speed = {"candidate": speed_points(rates), "no_draft": speed_points({1: 43, 4: 130, 8: 237})}
     assert limit_of(speed) == limit
 
@@ -70,7 +88,9 @@ def test_load_above_which_the_drafter_comes_out(rates: Any, limit: int | None, s
         ({1: 60, 4: 110, 8: 236}, 1),
     ],
 )
-def test_a_measured_schedule_is_taken_at_its_word(scheduled: Any, limit: int | None, speed_points: Any) -> None:
+def test_a_measured_schedule_is_taken_at_its_word(
+    scheduled: Any, limit: int | None, speed_points: Any
+) -> None:
     plain = {1: 43, 4: 130, 8: 237}
     speed = {
         "candidate": speed_points({1: 60, 4: 100, 8: 165}),
@@ -95,11 +115,20 @@ def test_draft_tokens_of_a_load_are_vllms() -> None:
 @pytest.mark.parametrize(
     ("ratios", "expected"),
     [
-        ({4: {1: 1.3, 4: 0.9, 8: 0.7}, 2: {1: 1.25, 4: 1.1, 8: 0.9}}, ((1, 1, 4), (2, 4, 2), (5, 64, 0))),
+        (
+            {4: {1: 1.3, 4: 0.9, 8: 0.7}, 2: {1: 1.25, 4: 1.1, 8: 0.9}},
+            ((1, 1, 4), (2, 4, 2), (5, 64, 0)),
+        ),
         ({4: {1: 1.3, 4: 1.05}, 2: {1: 1.31, 4: 1.06}}, ((1, 64, 4),)),  # no closer than the noise
         ({4: {1: 0.9, 4: 0.9}, 2: {1: 1.0, 4: 1.1}}, ((1, 64, 2),)),
-        ({4: {1: 1.0, 4: 1.5}, 2: {1: 1.2, 4: 1.1}}, ((1, 64, 2),)),  # more load never means more drafts
-        ({4: {1: 1.3, 4: 1.2}, 2: {}, 1: {1: 1.4}}, ((1, 1, 1), (2, 64, 0))),  # unknown of one draft at 4: none
+        (
+            {4: {1: 1.0, 4: 1.5}, 2: {1: 1.2, 4: 1.1}},
+            ((1, 64, 2),),
+        ),  # more load never means more drafts
+        (
+            {4: {1: 1.3, 4: 1.2}, 2: {}, 1: {1: 1.4}},
+            ((1, 1, 1), (2, 64, 0)),
+        ),  # unknown of one draft at 4: none
         ({4: {1: 0.9}, 2: {1: 0.8}}, ((1, 64, 0),)),
     ],
 )

@@ -1,4 +1,6 @@
-"""The warm-prefix measurement against an engine in this process that keeps a prefix cache per salt."""
+"""The warm-prefix measurement against an engine in this process that keeps a prefix cache per
+salt.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ SETTINGS = EvaluationSettings.model_validate(
 
 @dataclass
 class PrefixCache:
-    """Before the in-process engine: a prompt whose salt and system message were seen is answered at once; another
-    takes `COLD_S` longer."""
+    """Before the in-process engine: a prompt whose salt and system message were seen is answered at
+    once; another takes `COLD_S` longer.
+    """
 
     engine: Any
     tells_cached: bool = True
@@ -45,15 +48,23 @@ class PrefixCache:
         if not self.tells_cached:
             return answer
         told = json.dumps({"cached_tokens": 2 if is_warm else 0})
-        text = answer.text.replace('"prompt_tokens": 3', f'"prompt_tokens": 3, "prompt_tokens_details": {told}')
+        text = answer.text.replace(
+            '"prompt_tokens": 3', f'"prompt_tokens": 3, "prompt_tokens_details": {told}'
+        )
         return httpx.Response(200, text=text)
 
 
 def measure(cache: PrefixCache, *, num_draft_tokens: int = 2) -> WarmPrefixPoint:
     endpoint = ArmEndpoint(
-        arm="candidate", url="http://engine", model="m", checkpoint_digest="d" * 64, num_draft_tokens=num_draft_tokens
+        arm="candidate",
+        url="http://engine",
+        model="m",
+        checkpoint_digest="d" * 64,
+        num_draft_tokens=num_draft_tokens,
     )
-    return measure_warm_prefix(endpoint, settings=SETTINGS, transport=httpx.MockTransport(cache.answer))
+    return measure_warm_prefix(
+        endpoint, settings=SETTINGS, transport=httpx.MockTransport(cache.answer)
+    )
 
 
 def test_questions_share_one_long_prefix_of_real_text() -> None:
@@ -62,14 +73,18 @@ def test_questions_share_one_long_prefix_of_real_text() -> None:
     (prefix,) = {prompt.messages[0]["content"] for prompt in prompts}
     assert 2200 < len(prefix) < 2600 and "statement" in prefix
     with pytest.raises(EvaluationError, match="more than Python's manual holds"):
-        warm_prefix_prompts(WarmPrefixSettings.model_construct(num_questions=2, prefix_tokens=10**6))
+        warm_prefix_prompts(
+            WarmPrefixSettings.model_construct(num_questions=2, prefix_tokens=10**6)
+        )
 
 
 def test_each_question_is_asked_cold_and_warm(engine: Any) -> None:
     point = measure(PrefixCache(engine))
     asked = [p for p in engine.payloads if p.get("stream")]
     salts = [p["cache_salt"] for p in asked]
-    assert len(asked) == 1 + 2 * 3 and len(set(salts)) == 4  # the priming one and three warm ones share a salt
+    assert (
+        len(asked) == 1 + 2 * 3 and len(set(salts)) == 4
+    )  # the priming one and three warm ones share a salt
     questions = [p["messages"][1]["content"] for p in asked]
     assert all(questions.count(question) == 2 for question in set(questions[1:]))
     assert point.num_questions == 3 and point.num_prompt_tokens == 3
@@ -105,6 +120,8 @@ def test_a_drafting_arm_without_metrics_is_refused(engine: Any) -> None:
 
 
 def test_settings_without_a_warm_prefix_are_an_error() -> None:
-    endpoint = ArmEndpoint(arm="a", url="http://engine", model="m", checkpoint_digest=None, num_draft_tokens=0)
+    endpoint = ArmEndpoint(
+        arm="a", url="http://engine", model="m", checkpoint_digest=None, num_draft_tokens=0
+    )
     with pytest.raises(EvaluationError, match="not set"):
         measure_warm_prefix(endpoint, settings=EvaluationSettings(slices={"a": 1}))

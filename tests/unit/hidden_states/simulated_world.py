@@ -1,4 +1,6 @@
-"""A store, engines and a clock that exist in memory only: what can go wrong between them is decided by a test."""
+"""A store, engines and a clock that exist in memory only: what can go wrong between them is decided
+by a test.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,19 @@ from components.hidden_states.sample import Identity
 from components.hidden_states.store import StoreMetrics
 from components.system.clock import Clock
 
-FINGERPRINT = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
-IDENTITY = Identity(run_id="run", consumer="0-abc", fingerprint=FINGERPRINT, layer_ids=(1, 2), hidden_size=16)
+FINGERPRINT = TargetFingerprint(
+    weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64
+)
+IDENTITY = Identity(
+    run_id="run", consumer="0-abc", fingerprint=FINGERPRINT, layer_ids=(1, 2), hidden_size=16
+)
 SWEEP_EVERY_S = 5.0
 
 
 class VirtualClock(Clock):
-    """Time that passes only when somebody waits, and then in no time; events happen in order on the way."""
+    """Time that passes only when somebody waits, and then in no time; events happen in order on the
+    way.
+    """
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -64,7 +72,9 @@ class VirtualClock(Clock):
 
 @dataclass
 class SimulatedStore:
-    """The reader's `StoreClient` and the writers' store in one, with a capacity that other runs may eat into."""
+    """The reader's `StoreClient` and the writers' store in one, with a capacity that other runs may
+    eat into.
+    """
 
     capacity_bytes: int
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -174,9 +184,10 @@ class SimulatedFuture:
 class SimulatedEngine:
     """The reader's `ExtractionClient` and the engine with its connector behind it.
 
-    `fault(name)` names what goes wrong with a request: None; 'flip', 'nan', 'tokens', 'zero' (a damaged sample); 'late'
-    (written long after the answer), 'silent' (never), 'error' (a marker), 'timeout', 'timeout-late' (the client gives
-    up, the sample appears all the same), 'failed' (an answer that is none), 'down' (not reachable).
+    `fault(name)` names what goes wrong with a request: None; 'flip', 'nan', 'tokens', 'zero' (a
+    damaged sample); 'late' (written long after the answer), 'silent' (never), 'error' (a marker),
+    'timeout', 'timeout-late' (the client gives up, the sample appears all the same), 'failed' (an
+    answer that is none), 'down' (not reachable).
     """
 
     def __init__(
@@ -203,7 +214,9 @@ class SimulatedEngine:
         clock.after(SWEEP_EVERY_S, self._sweep)
 
     def crash(self, away_s: float) -> None:
-        """End without a word: requests break, what the engine's memory held is gone; a new one is there later."""
+        """End without a word: requests break, what the engine's memory held is gone; a new one is
+        there later.
+        """
         self._life += 1
         self._back_at = self.clock.now() + away_s
         for key in self._written:
@@ -243,18 +256,27 @@ class SimulatedEngine:
             if life == self._life and name not in self._cancelled:
                 self._write(name, token_ids, fault)
 
-        answer_s = self._timeout_s if fault in ("timeout", "timeout-late") else 0.1 + 0.01 * (len(token_ids) % 7)
+        answer_s = (
+            self._timeout_s
+            if fault in ("timeout", "timeout-late")
+            else 0.1 + 0.01 * (len(token_ids) % 7)
+        )
         self.clock.after(answer_s, answer)
         if fault not in ("silent", "down", "failed", "timeout"):
             self.clock.after(answer_s + (40.0 if fault == "late" else 0.02), write)
         return future
 
     def _take_open(self) -> list[tuple[str, SimulatedFuture]]:
-        taken, self._open = [(name, future) for name, future in self._open if not future.is_done], []
+        taken, self._open = (
+            [(name, future) for name, future in self._open if not future.is_done],
+            [],
+        )
         return taken
 
     def _new_held(self) -> HeldKeys:
-        return HeldKeys(budget_bytes=self._budget_bytes, orphan_ttl_s=self._orphan_ttl_s, clock=self.clock.now)
+        return HeldKeys(
+            budget_bytes=self._budget_bytes, orphan_ttl_s=self._orphan_ttl_s, clock=self.clock.now
+        )
 
     def _sweep(self) -> None:
         if not self.store.is_down:
@@ -297,7 +319,9 @@ def delivered_states(token_ids: np.ndarray, dtype: str) -> torch.Tensor:
 
 def states_of(token_ids: np.ndarray) -> torch.Tensor:
     """States that depend on the tokens, so that a mix-up of samples shows."""
-    generator = torch.Generator().manual_seed(int(token_ids.astype(np.int64).sum()) * 4093 + len(token_ids))
+    generator = torch.Generator().manual_seed(
+        int(token_ids.astype(np.int64).sum()) * 4093 + len(token_ids)
+    )
     shape = (len(token_ids), len(IDENTITY.layer_ids), IDENTITY.hidden_size)
     return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
@@ -310,9 +334,13 @@ def sample_object(name: str, token_ids: np.ndarray, fault: str | None, dtype: st
     if fault == "zero":
         states_TLH[:, 0] = 0
     num_tokens, num_layers, hidden_size = states_TLH.shape
-    place = wire.layout(num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size, dtype=dtype)
+    place = wire.layout(
+        num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size, dtype=dtype
+    )
     buffer = torch.zeros(place.num_bytes, dtype=torch.uint8)
-    values, scales_TL = quantize(states_TLH) if dtype == wire.FLOAT8 else (states_TLH, torch.empty(0))
+    values, scales_TL = (
+        quantize(states_TLH) if dtype == wire.FLOAT8 else (states_TLH, torch.empty(0))
+    )
     for offset, part in ((place.states_offset, values), (place.scales_offset, scales_TL)):
         end = offset + part.numel() * part.element_size()
         buffer[offset:end].view(part.dtype).view(part.shape).copy_(part)
@@ -320,11 +348,18 @@ def sample_object(name: str, token_ids: np.ndarray, fault: str | None, dtype: st
     end = place.tokens_offset + place.tokens_bytes
     buffer[place.tokens_offset : end].view(torch.int32).copy_(torch.from_numpy(ids))
     header = wire.SampleHeader(
-        run_id=IDENTITY.run_id, sample=name, weights=FINGERPRINT.weights, fingerprint=FINGERPRINT.digest,
-        layer_ids=IDENTITY.layer_ids, dtype=dtype, shape=(num_tokens, num_layers, hidden_size),
+        run_id=IDENTITY.run_id,
+        sample=name,
+        weights=FINGERPRINT.weights,
+        fingerprint=FINGERPRINT.digest,
+        layer_ids=IDENTITY.layer_ids,
+        dtype=dtype,
+        shape=(num_tokens, num_layers, hidden_size),
         checksum=wire.payload_checksum(memoryview(buffer.numpy())),
-    )  # fmt: skip
-    buffer[: wire.HEADER_BYTES] = torch.frombuffer(bytearray(wire.pack_header(header)), dtype=torch.uint8)
+    )
+    buffer[: wire.HEADER_BYTES] = torch.frombuffer(
+        bytearray(wire.pack_header(header)), dtype=torch.uint8
+    )
     if fault == "flip":
         buffer[place.states_offset + 5] ^= 1
     return bytes(buffer.numpy())

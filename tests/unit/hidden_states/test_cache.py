@@ -16,7 +16,9 @@ from components.errors import FingerprintMismatchError, StreamError
 from components.hidden_states.cache import StateCache
 from components.hidden_states.sample import Identity
 
-FINGERPRINT = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
+FINGERPRINT = TargetFingerprint(
+    weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64
+)
 IDENTITY = Identity("run", "0", FINGERPRINT, (1, 2, 4), 64)
 MIB = 1 << 20
 
@@ -25,7 +27,9 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, dtype=np.int32)
 
 
-def opened(root: Path, identity: Identity = IDENTITY, *, limit_bytes: int = MIB, complete: bool = False) -> StateCache:
+def opened(
+    root: Path, identity: Identity = IDENTITY, *, limit_bytes: int = MIB, complete: bool = False
+) -> StateCache:
     return StateCache.open(root, identity, limit_bytes=limit_bytes, is_complete=complete)
 
 
@@ -40,10 +44,20 @@ def read(cache: StateCache, token_ids: np.ndarray) -> bytes | None:
 
 def test_samples_are_found_by_their_tokens_now_and_later(tmp_path: Path) -> None:
     cache = opened(tmp_path)
-    assert cache.add(ids(1, 2, 3), memoryview(b"first")) and cache.add(ids(1, 2), memoryview(b"second"))
+    assert cache.add(ids(1, 2, 3), memoryview(b"first")) and cache.add(
+        ids(1, 2), memoryview(b"second")
+    )
     assert not cache.add(ids(1, 2, 3), memoryview(b"again"))
-    for found in (cache, opened(tmp_path), opened(tmp_path, replace(IDENTITY, run_id="other", consumer="7"))):
-        assert (read(found, ids(1, 2, 3)), read(found, ids(1, 2)), read(found, ids(3))) == (b"first", b"second", None)
+    for found in (
+        cache,
+        opened(tmp_path),
+        opened(tmp_path, replace(IDENTITY, run_id="other", consumer="7")),
+    ):
+        assert (read(found, ids(1, 2, 3)), read(found, ids(1, 2)), read(found, ids(3))) == (
+            b"first",
+            b"second",
+            None,
+        )
     cache.close()
     assert opened(tmp_path).num_bytes == len(b"firstsecond")
 
@@ -60,7 +74,9 @@ def test_two_writers_have_files_of_their_own(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(1, 400), max_size=30))
 @settings(max_examples=30, deadline=None)
-def test_the_limit_holds_whatever_comes(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+def test_the_limit_holds_whatever_comes(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+) -> None:
     root = tmp_path_factory.mktemp("cache")
     cache = opened(root, limit_bytes=1000)
     kept = [cache.add(ids(n), memoryview(bytes(size))) for n, size in enumerate(sizes)]
@@ -99,12 +115,17 @@ def test_what_turned_out_damaged_is_forgotten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "word"),
     [
-        (replace(IDENTITY, fingerprint=FINGERPRINT.model_copy(update={"weights": "f" * 64})), "fingerprint"),
+        (
+            replace(IDENTITY, fingerprint=FINGERPRINT.model_copy(update={"weights": "f" * 64})),
+            "fingerprint",
+        ),
         (replace(IDENTITY, layer_ids=(1, 3, 4)), "layer_ids"),
         (replace(IDENTITY, hidden_size=128), "hidden_size"),
     ],
 )
-def test_states_of_another_kind_are_refused_by_name(other: Identity, word: str, tmp_path: Path) -> None:
+def test_states_of_another_kind_are_refused_by_name(
+    other: Identity, word: str, tmp_path: Path
+) -> None:
     opened(tmp_path, other).add(ids(1), memoryview(b"theirs"))
     assert opened(tmp_path / "empty").find(ids(1)) is None
     with pytest.raises(FingerprintMismatchError, match=f"of another {word}"):

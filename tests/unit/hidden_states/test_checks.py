@@ -23,11 +23,15 @@ from components.hidden_states.wire import HEADER_BYTES, SampleHeader, payload_ch
 from components.settings import StreamSettings
 
 LAYERS = (1, 2, 3, 4)
-FINGERPRINT = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
+FINGERPRINT = TargetFingerprint(
+    weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64
+)
 
 
 def random_states(*, num_tokens: int = 40, seed: int = 0) -> torch.Tensor:
-    return torch.randn(num_tokens, 4, 64, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    return torch.randn(num_tokens, 4, 64, generator=torch.Generator().manual_seed(seed)).to(
+        torch.bfloat16
+    )
 
 
 def reason_of(states_TLH: torch.Tensor, variance: LayerVariance | None = None) -> tuple[str, str]:
@@ -99,7 +103,9 @@ def test_token_ids_name_the_first_difference() -> None:
     other = ids.copy()
     other[[4, 7]] = 99
     check_token_ids(ids, ids)
-    with pytest.raises(FaultyStatesError, match="2 of 10 token ids differ, first at position 4; got 99; expected 4"):
+    with pytest.raises(
+        FaultyStatesError, match="2 of 10 token ids differ, first at position 4; got 99; expected 4"
+    ):
         check_token_ids(other, ids)
 
 
@@ -116,22 +122,41 @@ def test_token_ids_name_the_first_difference() -> None:
 )
 def test_a_stamp_that_differs_is_refused(change: dict[str, object], reason: str) -> None:
     header = SampleHeader(
-        run_id="run", sample="0-a-1-0", weights="w", fingerprint=FINGERPRINT.digest, layer_ids=LAYERS,
-        dtype="bfloat16", shape=(40, 4, 64), checksum="0",
-    )  # fmt: skip
-    expected = {"run_id": "run", "sample": "0-a-1-0", "fingerprint": FINGERPRINT, "dtype": "bfloat16"}
+        run_id="run",
+        sample="0-a-1-0",
+        weights="w",
+        fingerprint=FINGERPRINT.digest,
+        layer_ids=LAYERS,
+        dtype="bfloat16",
+        shape=(40, 4, 64),
+        checksum="0",
+    )
+    expected = {
+        "run_id": "run",
+        "sample": "0-a-1-0",
+        "fingerprint": FINGERPRINT,
+        "dtype": "bfloat16",
+    }
     check_header(header, **expected, layer_ids=LAYERS, shape=(40, 4, 64))
     with pytest.raises(FaultyStatesError) as caught:
-        check_header(header.model_copy(update=change), **expected, layer_ids=LAYERS, shape=(40, 4, 64))
+        check_header(
+            header.model_copy(update=change), **expected, layer_ids=LAYERS, shape=(40, 4, 64)
+        )
     assert caught.value.reason == reason
 
 
 def test_one_flipped_bit_is_found() -> None:
     data = bytearray(np.random.default_rng(0).bytes(HEADER_BYTES + 1000))
     header = SampleHeader(
-        run_id="r", sample="s", weights="w", fingerprint="f", layer_ids=(1,), dtype="bfloat16", shape=(1, 1, 1),
+        run_id="r",
+        sample="s",
+        weights="w",
+        fingerprint="f",
+        layer_ids=(1,),
+        dtype="bfloat16",
+        shape=(1, 1, 1),
         checksum=payload_checksum(memoryview(data)),
-    )  # fmt: skip
+    )
     check_payload(memoryview(data), header)
     data[HEADER_BYTES + 500] ^= 4
     with pytest.raises(FaultyStatesError, match="damaged"):
@@ -140,7 +165,9 @@ def test_one_flipped_bit_is_found() -> None:
 
 @pytest.fixture(scope="module")
 def answered(tiny_target: Path) -> tuple[torch.Tensor, np.ndarray, int]:
-    """HF's states before the final norm (T, L, H), ids whose second half is the target's greedy answer, next token."""
+    """HF's states before the final norm (T, L, H), ids whose second half is the target's greedy
+    answer, next token.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.bfloat16)
@@ -151,17 +178,25 @@ def answered(tiny_target: Path) -> tuple[torch.Tensor, np.ndarray, int]:
         for _ in range(31):
             ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
         captured.clear()
-        states = torch.stack([state[0] for state in model(ids[:, :-1], output_hidden_states=True).hidden_states], 1)
+        states = torch.stack(
+            [state[0] for state in model(ids[:, :-1], output_hidden_states=True).hidden_states], 1
+        )
     states[:, -1] = captured[-1]
     return states[:, 1:], ids[0, :-1].to(torch.int32).numpy(), int(ids[0, -1])
 
 
-def run_head_check(head: LmHead, states_TH: torch.Tensor, answered: object, *, greedy: bool | None) -> LmHeadCheck:
+def run_head_check(
+    head: LmHead, states_TH: torch.Tensor, answered: object, *, greedy: bool | None
+) -> LmHeadCheck:
     _, token_ids, next_token = answered  # type: ignore[misc]
     check = LmHeadCheck(StreamSettings(aux_layer_ids=(1,)), head)
     for _ in range(8):
         check.check(
-            states_TH, token_ids=token_ids, loss_mask=np.arange(60) >= 30, engine_token=next_token, greedy=greedy
+            states_TH,
+            token_ids=token_ids,
+            loss_mask=np.arange(60) >= 30,
+            engine_token=next_token,
+            greedy=greedy,
         )
     return check
 

@@ -1,4 +1,6 @@
-"""Eight bits on the wire: how far off, and what happens to zeros, outliers and values that are no numbers."""
+"""Eight bits on the wire: how far off, and what happens to zeros, outliers and values that are no
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def through(states_TLH: torch.Tensor) -> torch.Tensor:
 
 
 def states(num_tokens: int = 200) -> torch.Tensor:
-    return torch.randn(num_tokens, 3, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    return torch.randn(num_tokens, 3, 64, generator=torch.Generator().manual_seed(0)).to(
+        torch.bfloat16
+    )
 
 
 def test_the_error_is_what_the_docs_say() -> None:
@@ -31,14 +35,19 @@ def test_the_error_is_what_the_docs_say() -> None:
 def test_powers_of_two_and_zeros_are_exact() -> None:
     exact = torch.tensor([1.0, 2.0, -4.0, 0.5, 0.0, 7.0]).to(torch.bfloat16).expand(2, 1, 6)
     assert torch.equal(through(exact * 64), exact * 64)  # 448 = 7 * 64 gets the scale one
-    assert torch.equal(through(torch.zeros(2, 1, 6, dtype=torch.bfloat16)), torch.zeros(2, 1, 6, dtype=torch.bfloat16))
+    assert torch.equal(
+        through(torch.zeros(2, 1, 6, dtype=torch.bfloat16)),
+        torch.zeros(2, 1, 6, dtype=torch.bfloat16),
+    )
 
 
 def test_an_outlier_a_thousand_times_larger_does_not_drown_its_token() -> None:
     exact = states()
     exact[:, :, 5] = 3000.0
     rest = torch.arange(64) != 5
-    error = (through(exact)[..., rest].float() - exact[..., rest].float()).norm() / exact[..., rest].float().norm()
+    error = (through(exact)[..., rest].float() - exact[..., rest].float()).norm() / exact[
+        ..., rest
+    ].float().norm()
     assert float(error) < 0.04
 
 

@@ -11,26 +11,39 @@ from components.errors import ConfigError
 from components.hidden_states.launch import extraction_args
 from components.settings import StreamSettings
 
-FINGERPRINT = TargetFingerprint(weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64)
+FINGERPRINT = TargetFingerprint(
+    weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64
+)
 STORE = StoreEndpoint(master_address="127.0.0.1:50051", metrics_url="http://127.0.0.1:9003/metrics")
 
 
 def launch(settings: StreamSettings, *, segment_mib: int = 512, run_id: str = "r1") -> list[str]:
     args, _ = extraction_args(
-        settings=settings, num_hidden_layers=30, store=STORE, run_id=run_id, fingerprint=FINGERPRINT,
+        settings=settings,
+        num_hidden_layers=30,
+        store=STORE,
+        run_id=run_id,
+        fingerprint=FINGERPRINT,
         segment_mib=segment_mib,
-    )  # fmt: skip
+    )
     return args
 
 
 def test_layers_end_with_the_state_before_the_final_norm() -> None:
     args = launch(StreamSettings(aux_layer_ids=(3, 16, 27), budget_mib=128))
     speculative = json.loads(args[args.index("--speculative-config") + 1])
-    assert speculative["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"] == [3, 16, 27, 30]
+    assert speculative["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"] == [
+        3,
+        16,
+        27,
+        30,
+    ]
     transfer = json.loads(args[args.index("--kv-transfer-config") + 1])
     stream = transfer["kv_connector_extra_config"]["stream"]
     assert stream["layer_ids"] == [3, 16, 27, 30]
-    assert stream["budget_bytes"] == 56 << 20  # half is the reader's buffers, a sixteenth is kept back
+    assert (
+        stream["budget_bytes"] == 56 << 20
+    )  # half is the reader's buffers, a sixteenth is kept back
     assert TargetFingerprint.model_validate(stream["fingerprint"]) == FINGERPRINT
 
 

@@ -1,7 +1,8 @@
-"""1,000 random schedules of faults against the reading side and the writers' budget, in virtual time.
+"""1,000 random schedules of faults against the reading side and the writers' budget, in virtual
+time.
 
-Whatever happens in whatever order: never over the budget, never a sample twice or out of order or altered, every call
-ends, and after the last sweep the store holds nothing of the run.
+Whatever happens in whatever order: never over the budget, never a sample twice or out of order or
+altered, every call ends, and after the last sweep the store holds nothing of the run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_world import IDENTITY, SimulatedEngine, SimulatedStore, VirtualClock, delivered_states
+from simulated_world import (
+    IDENTITY,
+    SimulatedEngine,
+    SimulatedStore,
+    VirtualClock,
+    delivered_states,
+)
 
 from components.errors import EngineError, StoreError, StreamError
 from components.hidden_states.checks import LayerVariance
@@ -28,11 +35,28 @@ from components.settings import StreamSettings
 
 STORE_BYTES, RING_BYTES = 8 * 1024, 10 * 1024
 SETTINGS = StreamSettings(
-    aux_layer_ids=(1,), requests_in_flight=6, request_timeout_s=60, max_retries=2, max_quarantine_share=0.5,
-    orphan_ttl_s=90, engine_outage_s=20,
-)  # fmt: skip
+    aux_layer_ids=(1,),
+    requests_in_flight=6,
+    request_timeout_s=60,
+    max_retries=2,
+    max_quarantine_share=0.5,
+    orphan_ttl_s=90,
+    engine_outage_s=20,
+)
 LONGEST_RECEIVE_S = (SETTINGS.max_retries + 1) * (60 + 30 + 5 + 20 + 5) + 1
-FAULTS = ("flip", "nan", "tokens", "zero", "late", "silent", "error", "timeout", "timeout-late", "failed", "down")
+FAULTS = (
+    "flip",
+    "nan",
+    "tokens",
+    "zero",
+    "late",
+    "silent",
+    "error",
+    "timeout",
+    "timeout-late",
+    "failed",
+    "down",
+)
 
 
 class StreamUnderFaults(RuleBasedStateMachine):
@@ -47,10 +71,19 @@ class StreamUnderFaults(RuleBasedStateMachine):
         )  # fmt: skip
         self.statistics = StreamStatistics(budget_bytes=STORE_BYTES + RING_BYTES)
         self.receiver = Receiver(
-            SETTINGS, identity=replace(IDENTITY, dtype=dtype), client=self.store, engines=self.engine, cache=None,
-            variance=LayerVariance(IDENTITY.layer_ids), lm_head=None, statistics=self.statistics,
-            stop=threading.Event(), store_bytes=STORE_BYTES, ring_bytes=RING_BYTES, clock=self.clock,
-        )  # type: ignore[arg-type]  # fmt: skip
+            SETTINGS,
+            identity=replace(IDENTITY, dtype=dtype),
+            client=self.store,
+            engines=self.engine,
+            cache=None,
+            variance=LayerVariance(IDENTITY.layer_ids),
+            lm_head=None,
+            statistics=self.statistics,
+            stop=threading.Event(),
+            store_bytes=STORE_BYTES,
+            ring_bytes=RING_BYTES,
+            clock=self.clock,
+        )  # type: ignore[arg-type]
         self.arrivals: deque[Arrival] = deque()
         self.held: deque[Sample] = deque()
         self.delivered: list[int] = []
@@ -58,9 +91,14 @@ class StreamUnderFaults(RuleBasedStateMachine):
         self.has_failed = False
 
     @precondition(lambda self: not self.has_failed)
-    @rule(num_tokens=st.integers(1, 30), faults=st.lists(st.sampled_from((None, None, None, *FAULTS)), max_size=3))
+    @rule(
+        num_tokens=st.integers(1, 30),
+        faults=st.lists(st.sampled_from((None, None, None, *FAULTS)), max_size=3),
+    )
     def send(self, num_tokens: int, faults: list[str | None]) -> None:
-        """As the feeder, which would wait for credits and a slot; `faults` meet the sample's attempts one by one."""
+        """As the feeder, which would wait for credits and a slot; `faults` meet the sample's
+        attempts one by one.
+        """
         if len(self.arrivals) == SETTINGS.requests_in_flight:
             self.receive()
         index = self.num_sent
@@ -74,7 +112,9 @@ class StreamUnderFaults(RuleBasedStateMachine):
             return next(remaining, None) if mine else planned(name)
 
         self.engine.fault = fault
-        size = layout(num_tokens=num_tokens, num_layers=2, hidden_size=IDENTITY.hidden_size, dtype=self.dtype).num_bytes
+        size = layout(
+            num_tokens=num_tokens, num_layers=2, hidden_size=IDENTITY.hidden_size, dtype=self.dtype
+        ).num_bytes
         while not self.has_failed and self.receiver.credits.used_bytes + size > STORE_BYTES:
             self.receive()
         if self.has_failed:
@@ -87,7 +127,9 @@ class StreamUnderFaults(RuleBasedStateMachine):
     @precondition(lambda self: self.arrivals and not self.has_failed)
     @rule()
     def receive(self) -> None:
-        """As the receiver's thread, while the consumer leaves room in the ring. Slots come back with the answers."""
+        """As the receiver's thread, while the consumer leaves room in the ring. Slots come back
+        with the answers.
+        """
         while self.held and self.receiver.ring.used_bytes + 2 * 4096 > RING_BYTES:
             self.release()
         arrival = self.arrivals.popleft()
@@ -100,9 +142,15 @@ class StreamUnderFaults(RuleBasedStateMachine):
         finally:
             assert self.clock.now() - started <= LONGEST_RECEIVE_S
         if sample is not None:
-            newest = [name for name in self.engine.names if name.rsplit("-", 2)[-2] == str(arrival.request.index)][-1]
+            newest = [
+                name
+                for name in self.engine.names
+                if name.rsplit("-", 2)[-2] == str(arrival.request.index)
+            ][-1]
             assert store_key(IDENTITY.run_id, newest) not in self.store.objects  # used once
-            assert torch.equal(sample.states_TLH, delivered_states(arrival.request.token_ids, self.dtype))
+            assert torch.equal(
+                sample.states_TLH, delivered_states(arrival.request.token_ids, self.dtype)
+            )
             self.delivered.append(arrival.request.index)
             self.held.append(sample)
 
@@ -142,7 +190,9 @@ class StreamUnderFaults(RuleBasedStateMachine):
     def never_over_the_budget(self) -> None:
         if not hasattr(self, "store"):
             return
-        samples = sum(len(data) for key, data in self.store.objects.items() if not key.endswith(":error"))
+        samples = sum(
+            len(data) for key, data in self.store.objects.items() if not key.endswith(":error")
+        )
         assert samples <= STORE_BYTES
         assert self.receiver.ring.used_bytes <= RING_BYTES
         assert self.receiver.credits.used_bytes <= STORE_BYTES
@@ -150,11 +200,16 @@ class StreamUnderFaults(RuleBasedStateMachine):
     @invariant()
     def never_twice_or_out_of_order(self) -> None:
         if hasattr(self, "store"):
-            assert all(before < after for before, after in zip(self.delivered, self.delivered[1:], strict=False))
+            assert all(
+                before < after
+                for before, after in zip(self.delivered, self.delivered[1:], strict=False)
+            )
             assert len(self.engine.names) == len(set(self.engine.names))
 
     def teardown(self) -> None:
-        """The rest is read, then the stream closes as `HiddenStateStream.close` does; later the orphans' time is up."""
+        """The rest is read, then the stream closes as `HiddenStateStream.close` does; later the
+        orphans' time is up.
+        """
         if not hasattr(self, "store"):
             return
         while self.arrivals and not self.has_failed:
@@ -169,11 +224,16 @@ class StreamUnderFaults(RuleBasedStateMachine):
         self.clock.sleep(2.0)
         if not self.store.is_down:
             self.store.remove_prefix(run_prefix(IDENTITY.run_id))
-        self.clock.sleep(60 + SETTINGS.orphan_ttl_s + 20)  # the latest write, its time to live, two sweeps
+        self.clock.sleep(
+            60 + SETTINGS.orphan_ttl_s + 20
+        )  # the latest write, its time to live, two sweeps
         assert self.store.objects == {}
 
 
 TestStreamUnderFaults: Any = StreamUnderFaults.TestCase
 TestStreamUnderFaults.settings = settings(
-    max_examples=1000, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=1000,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

@@ -12,9 +12,15 @@ from components.hidden_states import wire
 
 def make_header(**changes: object) -> wire.SampleHeader:
     values: dict[str, object] = {
-        "run_id": "run", "sample": "0-abc-1-0", "weights": "w" * 64, "fingerprint": "f" * 64,
-        "layer_ids": (3, 16, 27, 30), "dtype": "bfloat16", "shape": (7, 4, 576), "checksum": "0" * 16,
-    }  # fmt: skip
+        "run_id": "run",
+        "sample": "0-abc-1-0",
+        "weights": "w" * 64,
+        "fingerprint": "f" * 64,
+        "layer_ids": (3, 16, 27, 30),
+        "dtype": "bfloat16",
+        "shape": (7, 4, 576),
+        "checksum": "0" * 16,
+    }
     return wire.SampleHeader.model_validate(values | changes)
 
 
@@ -53,9 +59,18 @@ def test_eight_bits_take_half_the_room_and_a_scale_per_token_and_layer() -> None
     assert place.num_bytes == 1_024 + 691_200 + 4_800 + 1_216
 
 
-@given(st.integers(1, 5_000), st.integers(1, 8), st.integers(1, 300), st.sampled_from(["bfloat16", "float8_e4m3fn"]))
-def test_parts_never_overlap(num_tokens: int, num_layers: int, hidden_size: int, dtype: str) -> None:
-    place = wire.layout(num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size, dtype=dtype)
+@given(
+    st.integers(1, 5_000),
+    st.integers(1, 8),
+    st.integers(1, 300),
+    st.sampled_from(["bfloat16", "float8_e4m3fn"]),
+)
+def test_parts_never_overlap(
+    num_tokens: int, num_layers: int, hidden_size: int, dtype: str
+) -> None:
+    place = wire.layout(
+        num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size, dtype=dtype
+    )
     assert place.states_offset + place.states_bytes <= place.scales_offset
     assert place.scales_offset + place.scales_bytes <= place.tokens_offset
     assert place.scales_offset % wire.ALIGN_BYTES == 0

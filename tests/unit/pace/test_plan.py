@@ -1,4 +1,6 @@
-"""What a recipe does on machines of known pace: right amounts by hand, order of giving up, minimums."""
+"""What a recipe does on machines of known pace: right amounts by hand, order of giving up,
+minimums.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,23 @@ import pytest
 
 from components.contracts import Amounts, MachineProbe
 from components.pace.model import EnginePace, stage_seconds, training_steps
-from components.pace.plan import full_amounts, least_amounts, make_plan, training_limit, with_amounts
+from components.pace.plan import (
+    full_amounts,
+    least_amounts,
+    make_plan,
+    training_limit,
+    with_amounts,
+)
 from components.settings import PaceSettings, Recipe, WarmPrefixSettings, load_recipe
 
 FAST = MachineProbe(
-    engine_up_s=14, tokens_per_s={4: 160, 64: 640}, prompt_tokens_per_s=2800, training_step_s=0.2, trainer_up_s=10,
+    engine_up_s=14,
+    tokens_per_s={4: 160, 64: 640},
+    prompt_tokens_per_s=2800,
+    training_step_s=0.2,
+    trainer_up_s=10,
     duration_s=30,
-)  # fmt: skip
+)
 """Near the machine of the lab notes: 25 ms a step with 4 requests, 100 ms with 64."""
 
 
@@ -56,16 +68,24 @@ def test_what_a_recipe_asks_of_the_gate_beside_is_counted(recipe: Recipe) -> Non
 
     def gate_s(**values: object) -> float:
         evaluation = recipe.evaluation.model_copy(update=values)
-        return stage_seconds(recipe.model_copy(update={"evaluation": evaluation}), amounts, FAST)["gate"]
+        return stage_seconds(recipe.model_copy(update={"evaluation": evaluation}), amounts, FAST)[
+            "gate"
+        ]
 
     plain_s, speed_s = gate_s(), 2 * 8 * 4 * 64 * 0.02125
     assert gate_s(rivals=("ngram",)) - plain_s == pytest.approx(14 + speed_s + 18 * 64 / 160)
-    assert gate_s(draft_lengths=(2, 3)) - plain_s == pytest.approx(2 * (14 + speed_s + 16 * 64 / 160))
+    assert gate_s(draft_lengths=(2, 3)) - plain_s == pytest.approx(
+        2 * (14 + speed_s + 16 * 64 / 160)
+    )
     assert gate_s(measure_schedule=True) - plain_s == pytest.approx(14 + speed_s)
     # One further temperature above 0: 16 prompts, and 2 arms x 4 prompts x 128 draws of 4 tokens.
-    assert gate_s(temperatures=(0.0, 0.7)) - plain_s == pytest.approx((16 * 64 + 2 * 4 * 128 * 4) / 160)
+    assert gate_s(temperatures=(0.0, 0.7)) - plain_s == pytest.approx(
+        (16 * 64 + 2 * 4 * 128 * 4) / 160
+    )
     warm = WarmPrefixSettings(num_questions=8, prefix_tokens=600)
-    assert gate_s(warm_prefix=warm) - plain_s == pytest.approx(2 * (9 * 600 / 2800 + 16 * 64 * 0.02125))
+    assert gate_s(warm_prefix=warm) - plain_s == pytest.approx(
+        2 * (9 * 600 / 2800 + 16 * 64 * 0.02125)
+    )
 
 
 def test_one_load_is_taken_in_proportion() -> None:
@@ -88,12 +108,15 @@ def test_stages_by_hand(recipe: Recipe) -> None:
     assert stages["write prompts"] == pytest.approx(1.7 * 0.4 * 450 * 50 / 640)
     assert stages["regenerate"] == pytest.approx(450 * 120 / 640)
     assert stages["collect and validate"] == pytest.approx(14 * 450 / 900)
-    # 450 conversations, 95 % of them trained on, of 185 tokens, twice, in packs filled to 0.73 x 384 tokens.
+    # 450 conversations, 95 % of them trained on, of 185 tokens, twice, in packs filled to 0.73 x
+    # 384 tokens.
     steps = round(2 * 427.5 * 185 / (0.73 * 384))
     assert training_steps(recipe, amounts) == steps
-    assert stages["train"] == pytest.approx(14 + 8192 / 2800 + 1.05 * steps * (0.2 + 0.73 * 384 / 2800))
-    # Two starts; 18 prompts four times and 16 twice at 4 in flight; 2 arms x 8 rounds x 4 requests, and 19 kinds of
-    # request of 12 tokens, at 1 in flight.
+    assert stages["train"] == pytest.approx(
+        14 + 8192 / 2800 + 1.05 * steps * (0.2 + 0.73 * 384 / 2800)
+    )
+    # Two starts; 18 prompts four times and 16 twice at 4 in flight; 2 arms x 8 rounds x 4 requests,
+    # and 19 kinds of request of 12 tokens, at 1 in flight.
     gate = 2 * 14 + (18 * 4 + 32) * 64 / 160 + (2 * 8 * 4 * 64 + 19 * 12) * 0.02125
     assert stages["gate"] == pytest.approx(gate)
     assert stages["canary"] == pytest.approx(14 + 5 * 12)
@@ -107,7 +130,9 @@ def test_a_fast_machine_does_the_whole_recipe(recipe: Recipe, pace: PaceSettings
     assert with_amounts(recipe, plan.chosen) == recipe
 
 
-def test_a_slower_machine_gives_up_conversations_first_and_ends_in_time(recipe: Recipe, pace: PaceSettings) -> None:
+def test_a_slower_machine_gives_up_conversations_first_and_ends_in_time(
+    recipe: Recipe, pace: PaceSettings
+) -> None:
     full_s = make_plan(recipe, pace, FAST, available_s=1e9).expected_s
     plan = make_plan(recipe, pace, FAST, available_s=full_s - 100)
     assert plan.fits and plan.expected_s <= full_s - 100
@@ -116,7 +141,9 @@ def test_a_slower_machine_gives_up_conversations_first_and_ends_in_time(recipe: 
     # One conversation more would not fit.
     more = plan.chosen.model_copy(update={"num_conversations": plan.chosen.num_conversations + 2})
     assert sum(stage_seconds(recipe, more, FAST).values()) > full_s - 100
-    assert plan.given_up == (f"conversations, and training with them: {plan.chosen.num_conversations} of 900",)
+    assert plan.given_up == (
+        f"conversations, and training with them: {plan.chosen.num_conversations} of 900",
+    )
 
 
 def test_three_times_slower_ends_in_time_with_all_rules(recipe: Recipe, pace: PaceSettings) -> None:
@@ -141,12 +168,17 @@ def test_the_order_of_giving_up(recipe: Recipe, pace: PaceSettings) -> None:
             if kind not in seen:
                 seen.append(kind)
     assert seen == [
-        "conversations", "speed", "the untrained drafter beside the trained one", "evaluation prompts",
+        "conversations",
+        "speed",
+        "the untrained drafter beside the trained one",
+        "evaluation prompts",
         "length of a canary step",
-    ]  # fmt: skip
+    ]
 
 
-def test_the_largest_slices_come_down_first_and_small_ones_never(recipe: Recipe, pace: PaceSettings) -> None:
+def test_the_largest_slices_come_down_first_and_small_ones_never(
+    recipe: Recipe, pace: PaceSettings
+) -> None:
     least = least_amounts(recipe, pace)
     assert least.slices == {"mt_bench": 8, "humaneval": 8, "gsm_symbolic": 8, "conversations": 8}
     sizes = {"slices": {"mt_bench": 4, "humaneval": 20}}
@@ -154,7 +186,9 @@ def test_the_largest_slices_come_down_first_and_small_ones_never(recipe: Recipe,
     assert least_amounts(small, pace).slices == {"mt_bench": 4, "humaneval": 8}
 
 
-def test_where_not_even_the_least_fits_it_is_done_and_said(recipe: Recipe, pace: PaceSettings) -> None:
+def test_where_not_even_the_least_fits_it_is_done_and_said(
+    recipe: Recipe, pace: PaceSettings
+) -> None:
     plan = make_plan(recipe, pace, slower(FAST, 10), available_s=300)
     assert not plan.fits
     assert plan.chosen == least_amounts(recipe, pace)

@@ -1,4 +1,6 @@
-"""Rates from an engine's counter: the right slope, whatever the prefill and the polling do to it."""
+"""Rates from an engine's counter: the right slope, whatever the prefill and the polling do to
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from components.pace.probe import Counted, EngineProbe, slope
 
 
 def test_slope_is_from_the_first_growth_to_the_last() -> None:
-    # Nothing for 5 s (prompts are read), then 64 tokens every 0.5 s; the last poll sees nothing new.
+    # Nothing for 5 s (prompts are read), then 64 tokens every 0.5 s; the last poll sees nothing
+    # new.
     samples = [Counted(0, 100), Counted(5, 100)]
     samples += [Counted(5.5 + 0.5 * step, 164 + 64 * step) for step in range(9)]
     samples += [Counted(9.6, 164 + 64 * 8)]
@@ -27,7 +30,9 @@ def test_one_growth_is_no_slope() -> None:
 
 
 class Engine:
-    """Counts `rate` tokens per second from when the first request is there, and answers each request after a while."""
+    """Counts `rate` tokens per second from when the first request is there, and answers each
+    request after a while.
+    """
 
     def __init__(self, rate: float = 100.0, *, counts: bool = True, status: int = 200) -> None:
         self.rate, self.counts, self.status = rate, counts, status
@@ -48,7 +53,9 @@ class Engine:
 
 
 def probed(engine: Engine) -> EngineProbe:
-    return EngineProbe("http://engine", "tiny", vocab_size=512, timeout_s=5, transport=httpx.MockTransport(engine))
+    return EngineProbe(
+        "http://engine", "tiny", vocab_size=512, timeout_s=5, transport=httpx.MockTransport(engine)
+    )
 
 
 @pytest.fixture(autouse=True)

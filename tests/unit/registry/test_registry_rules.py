@@ -25,7 +25,10 @@ def http_error(status: int) -> requests.HTTPError:
 @pytest.mark.parametrize(
     ("error", "retried"),
     [
-        (MlflowException("API request to http://x failed with exception Max retries exceeded"), True),
+        (
+            MlflowException("API request to http://x failed with exception Max retries exceeded"),
+            True,
+        ),
         (MlflowException("busy", error_code=TEMPORARILY_UNAVAILABLE), True),
         (MlflowException("no such run", error_code=RESOURCE_DOES_NOT_EXIST), False),
         (requests.ConnectionError("refused"), True),

@@ -26,13 +26,23 @@ from components.reporting.show import main, show
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FINGERPRINT = TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s")
-TARGET = TargetRef(name="tiny", path="p", source="test", fingerprint=FINGERPRINT, quantization="none")
+TARGET = TargetRef(
+    name="tiny", path="p", source="test", fingerprint=FINGERPRINT, quantization="none"
+)
 NOTHING = "nothing serves, http://here/v1 answers HTTP 503"
 
 
-def rule(name: str, verdict: Verdict, *, more: int | None = None, binding: bool = True) -> RuleResult:
+def rule(
+    name: str, verdict: Verdict, *, more: int | None = None, binding: bool = True
+) -> RuleResult:
     return RuleResult(
-        rule=name, verdict=verdict, value=1.1, threshold=1.2, detail="told", num_further_prompts=more, binding=binding
+        rule=name,
+        verdict=verdict,
+        value=1.1,
+        threshold=1.2,
+        detail="told",
+        num_further_prompts=more,
+        binding=binding,
     )
 
 
@@ -40,17 +50,26 @@ def gate(*rules: RuleResult, champion: str | None = None) -> GateDecision:
     verdicts = [one.verdict for one in rules if one.binding]
     order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
     return GateDecision(
-        candidate_digest="c", champion_digest=champion, target_fingerprint=FINGERPRINT, report_digest="r",
-        rules=rules, verdict=next(v for v in order if v in verdicts), created_at=NOW,
-    )  # fmt: skip
+        candidate_digest="c",
+        champion_digest=champion,
+        target_fingerprint=FINGERPRINT,
+        report_digest="r",
+        rules=rules,
+        verdict=next(v for v in order if v in verdicts),
+        created_at=NOW,
+    )
 
 
 def canary(*, promoted: bool) -> CanaryReport:
     return CanaryReport(
-        candidate_digest="c", baseline="no_draft", steps=(), promoted=promoted,
-        rolled_back_to=None if promoted else "no_draft", reason="all steps healthy" if promoted else "errors at 5 %",
+        candidate_digest="c",
+        baseline="no_draft",
+        steps=(),
+        promoted=promoted,
+        rolled_back_to=None if promoted else "no_draft",
+        reason="all steps healthy" if promoted else "errors at 5 %",
         created_at=NOW,
-    )  # fmt: skip
+    )
 
 
 def report(**parts: object) -> LifecycleReport:
@@ -83,9 +102,15 @@ def test_a_fail_says_the_rule_what_serves_and_what_to_do() -> None:
 
 
 def test_an_inconclusive_gate_says_how_many_prompts_it_needs() -> None:
-    run = report(gate=gate(PASSED, rule("non-inferior on maths", Verdict.INCONCLUSIVE, more=24), champion="old"))
+    run = report(
+        gate=gate(
+            PASSED, rule("non-inferior on maths", Verdict.INCONCLUSIVE, more=24), champion="old"
+        )
+    )
     assert exit_code(run) == 5
-    assert any("'non-inferior on maths' needs about 24 more prompts" in line for line in closing_lines(run))
+    assert any(
+        "'non-inferior on maths' needs about 24 more prompts" in line for line in closing_lines(run)
+    )
 
 
 def test_a_better_champion_stays_for_a_stated_reason() -> None:
@@ -102,7 +127,9 @@ def test_a_better_champion_stays_for_a_stated_reason() -> None:
 
 def test_a_worse_drafter_that_fails_another_rule_too_is_a_fail() -> None:
     worse = rule("non-inferior on maths", Verdict.FAIL)
-    assert exit_code(report(gate=gate(worse, rule("losslessness", Verdict.FAIL), champion="old"))) == 4
+    assert (
+        exit_code(report(gate=gate(worse, rule("losslessness", Verdict.FAIL), champion="old"))) == 4
+    )
     assert exit_code(report(gate=gate(worse))) == 4  # no champion that could stay
 
 
@@ -116,7 +143,10 @@ def test_a_rolled_back_canary_and_a_run_without_a_gate() -> None:
 def test_training_that_time_cut_short_is_said_and_so_is_the_way_out() -> None:
     ended = "cut short at step 120 of about 400 by training.max_trainer_s"
     run = report(gate=gate(SHORT), training_ended=ended)
-    assert any(f"training was {ended}" in line and "pace.ends_within_s" in line for line in closing_lines(run))
+    assert any(
+        f"training was {ended}" in line and "pace.ends_within_s" in line
+        for line in closing_lines(run)
+    )
     assert ended in markdown(run)
 
 
@@ -128,22 +158,31 @@ def written(folder: Path, run: LifecycleReport, *, name: str = "demo-1") -> Path
     return path
 
 
-def test_the_path_is_the_last_line_of_a_promotion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_path_is_the_last_line_of_a_promotion(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(tmp_path, report(gate=gate(PASSED), canary=canary(promoted=True)))
     assert show(path, width=100, colour=False) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(path)
 
 
-def test_the_last_lines_of_a_fail_name_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_lines_of_a_fail_name_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(tmp_path, report(gate=gate(SHORT)))
     assert main([str(tmp_path), "--run", "demo-1"]) == 4
     last = capsys.readouterr().out.splitlines()[-6:]
     assert last[0] == f"report: {path}"
-    assert last[4] == f"the gate's page, with every figure: {path.parent.parent / 'plots' / 'gate.html'}"
+    assert (
+        last[4]
+        == f"the gate's page, with every figure: {path.parent.parent / 'plots' / 'gate.html'}"
+    )
     assert last[5].startswith("what to do: ")
 
 
-def test_a_run_that_failed_never_shows_another_runs_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_failed_never_shows_another_runs_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     written(tmp_path, report(gate=gate(PASSED), canary=canary(promoted=True)), name="demo-1")
     assert main([str(tmp_path), "--run", "demo-2", "--followed", "1"]) == 1
     out = capsys.readouterr().out
@@ -151,7 +190,9 @@ def test_a_run_that_failed_never_shows_another_runs_report(tmp_path: Path, capsy
     assert "demo-1" not in out
 
 
-def test_a_run_that_fails_after_its_report_is_not_a_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fails_after_its_report_is_not_a_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     written(tmp_path, report(gate=gate(PASSED), canary=canary(promoted=True)))
     assert main([str(tmp_path), "--run", "demo-1", "--followed", "1"]) == 1
     assert "failed after it had written its report" in capsys.readouterr().out.splitlines()[-1]
@@ -159,34 +200,52 @@ def test_a_run_that_fails_after_its_report_is_not_a_success(tmp_path: Path, caps
 
 def plan(*, fits: bool) -> PacePlan:
     probe = MachineProbe(
-        engine_up_s=40, tokens_per_s={4: 50, 64: 210}, prompt_tokens_per_s=900, training_step_s=0.61, trainer_up_s=30,
+        engine_up_s=40,
+        tokens_per_s={4: 50, 64: 210},
+        prompt_tokens_per_s=900,
+        training_step_s=0.61,
+        trainer_up_s=30,
         duration_s=55,
-    )  # fmt: skip
+    )
     full = Amounts(
-        num_conversations=900, slices={"maths": 16}, speed_concurrency=(1, 4), num_untrained_prompts=8,
+        num_conversations=900,
+        slices={"maths": 16},
+        speed_concurrency=(1, 4),
+        num_untrained_prompts=8,
         canary_step_s=12,
-    )  # fmt: skip
+    )
     return PacePlan(
-        probe=probe, full=full, chosen=full.model_copy(update={"num_conversations": 250}), available_s=800,
-        full_s=2400, stages={"train": 300.0, "gate": 450.0 if fits else 650.0}, training_steps=310,
-        given_up=("conversations, and training with them: 250 of 900",), fits=fits,
-    )  # fmt: skip
+        probe=probe,
+        full=full,
+        chosen=full.model_copy(update={"num_conversations": 250}),
+        available_s=800,
+        full_s=2400,
+        stages={"train": 300.0, "gate": 450.0 if fits else 650.0},
+        training_steps=310,
+        given_up=("conversations, and training with them: 250 of 900",),
+        fits=fits,
+    )
 
 
 def test_probe_and_plan_are_said_with_their_figures() -> None:
     assert probe_line(plan(fits=True).probe) == (
-        "pace: this machine starts an engine in 40 s, answers 50 tok/s at 4 in flight, 210 tok/s at 64 in flight,"
+        "pace: this machine starts an engine in 40 s, answers 50 tok/s at 4 in flight, 210 "
+        "tok/s at 64 in flight,"
         " reads 900 tok/s, takes 610 ms for a training step (probe 55 s)"
     )
     first, second = plan_lines(plan(fits=True))
-    assert "250 conversations, 310 training steps, 16 evaluation prompts; about 12 min 30 s more" in first
+    assert (
+        "250 conversations, 310 training steps, 16 evaluation prompts; about 12 min 30 s more"
+        in first
+    )
     assert "of 13 min 20 s left (train 5 min 00 s, gate 7 min 30 s)" in first
     assert "the whole recipe would take 40 min 00 s" in second and "250 of 900" in second
 
 
 def test_a_minimum_that_does_not_fit_is_said_before_it_starts() -> None:
     assert plan_lines(plan(fits=False))[-1] == (
-        "pace: even the least that the recipe allows takes about 15 min 50 s, 2 min 30 s more than there are left;"
+        "pace: even the least that the recipe allows takes about 15 min 50 s, 2 min 30 s more "
+        "than there are left;"
         " it is run all the same"
     )
 

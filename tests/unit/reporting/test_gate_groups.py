@@ -1,4 +1,6 @@
-"""Sections on kinds of prompts and on the shared prefix: every figure is there, and nothing where nothing was."""
+"""Sections on kinds of prompts and on the shared prefix: every figure is there, and nothing where
+nothing was.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,12 @@ from components.contracts import ArmGroups, GroupAcceptance, WarmPrefixPoint
 from components.reporting.gate.groups import groups_section, warm_prefix_section
 
 
-def group(name: str, num_prompts: int, length: float, interval: tuple[float, float] | None) -> GroupAcceptance:
-    return GroupAcceptance(group=name, num_prompts=num_prompts, acceptance_length=length, interval=interval)
+def group(
+    name: str, num_prompts: int, length: float, interval: tuple[float, float] | None
+) -> GroupAcceptance:
+    return GroupAcceptance(
+        group=name, num_prompts=num_prompts, acceptance_length=length, interval=interval
+    )
 
 
 def test_arms_stand_side_by_side_with_intervals_and_counts() -> None:
@@ -22,7 +28,9 @@ def test_arms_stand_side_by_side_with_intervals_and_counts() -> None:
         by_language=(group("en", 9, 1.5, (1.3, 1.7)),),
     )
     page = groups_section([champion, candidate])
-    assert page.index("up to 64") < page.index("65 to 256")  # in the order of the arm with all bands
+    assert page.index("up to 64") < page.index(
+        "65 to 256"
+    )  # in the order of the arm with all bands
     assert "<td class='num'>9</td><td class='num'>1.50 " in page
     assert "<td class='num'>1.62 <span class='soft'>[1.40, 1.90]</span></td>" in page
     assert "1.50 <span class='soft'>[1.30, 1.70]</span> <span class='soft'>of 4</span>" in page
@@ -38,7 +46,10 @@ def test_cold_and_warm_stand_side_by_side() -> None:
     )  # fmt: skip
     page = warm_prefix_section([point])
     cells = ["no draft", "641", "640", "1,200", "90 <span class='soft'>0.07x</span>", "-", "-"]
-    assert "".join(f"<td class='{'num' if n else ''}'>{cell}</td>" for n, cell in enumerate(cells)) in page
+    assert (
+        "".join(f"<td class='{'num' if n else ''}'>{cell}</td>" for n, cell in enumerate(cells))
+        in page
+    )
     assert "8 questions behind" in page
 
 

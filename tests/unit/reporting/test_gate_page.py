@@ -1,4 +1,6 @@
-"""The gate's page stands alone, shows the figures of report and decision, and escapes what models and users wrote."""
+"""The gate's page stands alone, shows the figures of report and decision, and escapes what models
+and users wrote.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,22 @@ FINGERPRINT = TargetFingerprint(weights="w", quantization="q", tokenizer="t", se
 
 def prompt(number: int, accepted: int) -> PromptMeasurement:
     return PromptMeasurement(
-        prompt_id=f"code/{number}", slice="code", num_prompt_tokens=9, num_output_tokens=21 + accepted, num_steps=20,
-        num_draft_tokens=40, num_accepted_tokens=accepted, accepted_by_position=(accepted, 0), latency_s=1,
+        prompt_id=f"code/{number}",
+        slice="code",
+        num_prompt_tokens=9,
+        num_output_tokens=21 + accepted,
+        num_steps=20,
+        num_draft_tokens=40,
+        num_accepted_tokens=accepted,
+        accepted_by_position=(accepted, 0),
+        latency_s=1,
         output_digest="d",
-    )  # fmt: skip
+    )
 
 
-def arm(name: str, accepted: tuple[int, ...], *, rates: dict[int, float], drafts: bool = True) -> ArmReport:
+def arm(
+    name: str, accepted: tuple[int, ...], *, rates: dict[int, float], drafts: bool = True
+) -> ArmReport:
     length = 1 + sum(accepted) / (20 * len(accepted))
     speed = tuple(
         SpeedPoint(
@@ -47,13 +58,19 @@ def arm(name: str, accepted: tuple[int, ...], *, rates: dict[int, float], drafts
         for level, rate in rates.items()
     )  # fmt: skip
     return ArmReport(
-        arm=name, checkpoint_digest=name * 8 if drafts else None, acceptance_length=length,
-        acceptance_interval=(length - 0.1, length + 0.1) if drafts else None, acceptance_by_slice={"code": length},
+        arm=name,
+        checkpoint_digest=name * 8 if drafts else None,
+        acceptance_length=length,
+        acceptance_interval=(length - 0.1, length + 0.1) if drafts else None,
+        acceptance_by_slice={"code": length},
         interval_by_slice={"code": (length - 0.2, length + 0.2)} if drafts else {},
-        acceptance_by_position=(0.5, 0.25) if drafts else (), draft_coverage=1.0,
-        prompts=tuple(prompt(number, count) for number, count in enumerate(accepted)), speed=speed, engine_counters={},
+        acceptance_by_position=(0.5, 0.25) if drafts else (),
+        draft_coverage=1.0,
+        prompts=tuple(prompt(number, count) for number, count in enumerate(accepted)),
+        speed=speed,
+        engine_counters={},
         acceptance_histogram=(10, 5, 5) if drafts else (),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -64,30 +81,59 @@ def report() -> AcceptanceReport:
         arm("no_draft", (0, 0, 0), rates={1: 43, 4: 130, 8: 237}, drafts=False),
     ]
     return AcceptanceReport(
-        target=TargetRef(name="tiny", path="p", source="test", fingerprint=FINGERPRINT, quantization="none"),
-        temperature=0, max_tokens=64, prompt_digest="p", arms={one.arm: one for one in arms}, num_equal_outputs=3,
-        num_compared_outputs=3, excluded={"code/9": "too <long>"}, engine_version="1", created_at=START,
-    )  # fmt: skip
+        target=TargetRef(
+            name="tiny", path="p", source="test", fingerprint=FINGERPRINT, quantization="none"
+        ),
+        temperature=0,
+        max_tokens=64,
+        prompt_digest="p",
+        arms={one.arm: one for one in arms},
+        num_equal_outputs=3,
+        num_compared_outputs=3,
+        excluded={"code/9": "too <long>"},
+        engine_version="1",
+        created_at=START,
+    )
 
 
 @pytest.fixture
 def decision() -> GateDecision:
     rules = (
         RuleResult(
-            rule="non-inferior on code", verdict=Verdict.INCONCLUSIVE, value=-0.04, threshold=-0.05, detail="wide",
-            interval=(-0.12, 0.05), bootstrap_interval=(-0.1, 0.04), confidence=0.98, num_prompts=3,
+            rule="non-inferior on code",
+            verdict=Verdict.INCONCLUSIVE,
+            value=-0.04,
+            threshold=-0.05,
+            detail="wide",
+            interval=(-0.12, 0.05),
+            bootstrap_interval=(-0.1, 0.04),
+            confidence=0.98,
+            num_prompts=3,
             num_further_prompts=40,
         ),
         RuleResult(
-            rule="superior overall", verdict=Verdict.INCONCLUSIVE, value=-0.04, threshold=0, detail="not required",
-            interval=(-0.1, 0.03), confidence=0.95, num_prompts=3, binding=False,
+            rule="superior overall",
+            verdict=Verdict.INCONCLUSIVE,
+            value=-0.04,
+            threshold=0,
+            detail="not required",
+            interval=(-0.1, 0.03),
+            confidence=0.95,
+            num_prompts=3,
+            binding=False,
         ),
-    )  # fmt: skip
+    )
     return GateDecision(
-        candidate_digest="c", champion_digest="h", target_fingerprint=FINGERPRINT, report_digest="r", rules=rules,
-        verdict=Verdict.INCONCLUSIVE, speculative_schedule=((1, 1, 2), (2, 64, 0)), drafter_out_above=1,
+        candidate_digest="c",
+        champion_digest="h",
+        target_fingerprint=FINGERPRINT,
+        report_digest="r",
+        rules=rules,
+        verdict=Verdict.INCONCLUSIVE,
+        speculative_schedule=((1, 1, 2), (2, 64, 0)),
+        drafter_out_above=1,
         created_at=START,
-    ).sealed(b"0123456789abcdef")  # fmt: skip
+    ).sealed(b"0123456789abcdef")
 
 
 class Links(HTMLParser):
@@ -100,10 +146,14 @@ class Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.found += [value or "" for name, value in attrs if name in {"src", "href", "xlink:href", "data"}]
+        self.found += [
+            value or "" for name, value in attrs if name in {"src", "href", "xlink:href", "data"}
+        ]
 
 
-def test_the_page_loads_nothing(report: AcceptanceReport, decision: GateDecision, tmp_path: Path) -> None:
+def test_the_page_loads_nothing(
+    report: AcceptanceReport, decision: GateDecision, tmp_path: Path
+) -> None:
     page = write_gate_page(report, decision, tmp_path / "gate.html").read_text()
     links = Links()
     links.feed(page)
@@ -120,13 +170,19 @@ def test_ids_of_plots_are_unique(report: AcceptanceReport, decision: GateDecisio
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
 
 
-def test_figures_and_words_of_the_decision_are_on_the_page(report: AcceptanceReport, decision: GateDecision) -> None:
+def test_figures_and_words_of_the_decision_are_on_the_page(
+    report: AcceptanceReport, decision: GateDecision
+) -> None:
     page = gate_page(report, decision, prompts={"code/0": "print <b>this</b>"})
     assert "undecided: non-inferior on code" in page and "superior overall" in page
     assert "1.48" in page and "1.58" in page  # candidate's and champion's length
     assert "1.42x" in page and "Take the drafter out above 1 requests in flight." in page
     assert "Break-even with no draft at about 3.2" in page
-    assert "print &lt;b&gt;this&lt;/b&gt;" in page and "<b>this" not in page and "too &lt;long&gt;" in page
+    assert (
+        "print &lt;b&gt;this&lt;/b&gt;" in page
+        and "<b>this" not in page
+        and "too &lt;long&gt;" in page
+    )
     assert decision.content_digest in page and str(decision.signature) in page
 
 
@@ -140,7 +196,9 @@ def test_prompts_lost_most_come_first(report: AcceptanceReport) -> None:
     assert against == "its slice" and [one.prompt_id for one in lost] == ["code/0", "code/2"]
 
 
-def test_fewer_draft_tokens_stand_beside_all_of_them(report: AcceptanceReport, decision: GateDecision) -> None:
+def test_fewer_draft_tokens_stand_beside_all_of_them(
+    report: AcceptanceReport, decision: GateDecision
+) -> None:
     assert "Fewer draft tokens" not in gate_page(report, decision)
     shorter = DraftLengthReport(
         num_draft_tokens=1, arm=arm("draft_1", (3, 6), rates={1: 53.75, 4: 117}),
@@ -149,10 +207,15 @@ def test_fewer_draft_tokens_stand_beside_all_of_them(report: AcceptanceReport, d
     both = report.model_copy(update={"draft_lengths": (shorter,)})
     columns, rows = length_table(both)
     assert columns[1] == "acceptance length (2 prompts)"  # of three, in every row
-    assert rows[0][0] == str(len(report.arms["candidate"].acceptance_by_position)) and rows[1][0] == "1"
+    assert (
+        rows[0][0] == str(len(report.arms["candidate"].acceptance_by_position))
+        and rows[1][0] == "1"
+    )
     assert rows[0][2:4] == ("1.42x", "0.92x") and rows[1][2:] == ("1.25x", "0.90x", "-")
     prompts = report.arms["candidate"].prompts[:2]
-    steps, accepted = (sum(getattr(p, name) for p in prompts) for name in ("num_steps", "num_accepted_tokens"))
+    steps, accepted = (
+        sum(getattr(p, name) for p in prompts) for name in ("num_steps", "num_accepted_tokens")
+    )
     assert float(rows[0][1]) == pytest.approx(1 + accepted / steps, abs=5e-4)
     page = gate_page(both, decision)
     assert "<h2>Fewer draft tokens</h2>" in page and rows[1][1] in page
@@ -163,9 +226,15 @@ def test_without_champion_and_speed_the_page_has_no_holes(
 ) -> None:
     candidate = report.arms["candidate"].model_copy(update={"speed": ()})
     alone = report.model_copy(update={"arms": {"candidate": candidate}})
-    plain = decision.model_copy(update={"rules": (), "verdict": Verdict.PASS, "drafter_out_above": None})
+    plain = decision.model_copy(
+        update={"rules": (), "verdict": Verdict.PASS, "drafter_out_above": None}
+    )
     page = gate_page(alone, plain)
-    assert "every rule holds" in page and "<h2>Speed</h2>" not in page and "<h2>Candidate against" not in page
+    assert (
+        "every rule holds" in page
+        and "<h2>Speed</h2>" not in page
+        and "<h2>Candidate against" not in page
+    )
     assert set(plot_acceptance(alone, tmp_path, decision=plain)) == {
         "acceptance_by_slice", "acceptance_by_position", "accepted_per_step"
     }  # fmt: skip

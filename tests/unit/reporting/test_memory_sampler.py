@@ -13,7 +13,9 @@ HOLD = "import sys; block = bytearray(80 * 2**20); print('held', flush=True); sy
 
 
 def test_peak_includes_children_and_stays_after_they_end() -> None:
-    child = subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdin is not None and child.stdout is not None
     try:
         alone = process_bytes(os.getpid()) / 2**20

@@ -1,4 +1,6 @@
-"""Terminal, Markdown, JSON and plots of one report show the same figures; missing stages leave no holes."""
+"""Terminal, Markdown, JSON and plots of one report show the same figures; missing stages leave no
+holes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ from components.reporting.tables import tables
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 FINGERPRINT = TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s")
-TARGET = TargetRef(name="tiny", path="p", source="test", fingerprint=FINGERPRINT, quantization="none")
+TARGET = TargetRef(
+    name="tiny", path="p", source="test", fingerprint=FINGERPRINT, quantization="none"
+)
 
 
 def arm(name: str, length: float, *, num_positions: int, rates: dict[int, float]) -> ArmReport:
@@ -68,11 +72,19 @@ def answering(one: ArmReport, last: str) -> ArmReport:
     """The arm with three prompts, of which the last has another output."""
     prompts = tuple(
         PromptMeasurement(
-            prompt_id=f"maths/{n}", slice="maths", num_prompt_tokens=9, num_output_tokens=9, num_steps=0,
-            num_draft_tokens=0, num_accepted_tokens=0, accepted_by_position=(), latency_s=1, output_digest=digest,
+            prompt_id=f"maths/{n}",
+            slice="maths",
+            num_prompt_tokens=9,
+            num_output_tokens=9,
+            num_steps=0,
+            num_draft_tokens=0,
+            num_accepted_tokens=0,
+            accepted_by_position=(),
+            latency_s=1,
+            output_digest=digest,
         )
         for n, digest in enumerate(("same", "same", last))
-    )  # fmt: skip
+    )
     return one.model_copy(update={"prompts": prompts})
 
 
@@ -87,7 +99,12 @@ def calibration() -> Calibration:
 @pytest.fixture
 def bare() -> LifecycleReport:
     return LifecycleReport(
-        recipe="demo", target=TARGET, stages=(), total_s=12, orchestration_share=0.0, outcome="stopped at the gate"
+        recipe="demo",
+        target=TARGET,
+        stages=(),
+        total_s=12,
+        orchestration_share=0.0,
+        outcome="stopped at the gate",
     )
 
 
@@ -100,73 +117,138 @@ def full(bare: LifecycleReport) -> LifecycleReport:
     ]
     arms[0], arms[2] = answering(arms[0], "different"), answering(arms[2], "same")
     acceptance = AcceptanceReport(
-        target=TARGET, temperature=0, max_tokens=64, prompt_digest="p", arms={a.arm: a for a in arms},
-        num_equal_outputs=2, num_compared_outputs=3, engine_version="1", created_at=START,
+        target=TARGET,
+        temperature=0,
+        max_tokens=64,
+        prompt_digest="p",
+        arms={a.arm: a for a in arms},
+        num_equal_outputs=2,
+        num_compared_outputs=3,
+        engine_version="1",
+        created_at=START,
         divergences={"maths/2": Divergence(position=4, margin_nats=0.1)},
         self_comparisons=(
             SelfComparison(
-                num_in_flight=20, digests={"maths/0": "same", "maths/1": "same"}, divergences={}, num_gaps=300,
+                num_in_flight=20,
+                digests={"maths/0": "same", "maths/1": "same"},
+                divergences={},
+                num_gaps=300,
                 max_gap_change_nats=0.1,
             ),
         ),
-    )  # fmt: skip
-    rule = RuleResult(rule="acceptance length", verdict=Verdict.PASS, value=1.731, threshold=1.2, detail="a | b")
+    )
+    rule = RuleResult(
+        rule="acceptance length", verdict=Verdict.PASS, value=1.731, threshold=1.2, detail="a | b"
+    )
     paired = RuleResult(
         rule="non-inferior on code", verdict=Verdict.PASS, value=0.01, threshold=-0.05, detail="",
         interval=(-0.02, 0.04), confidence=0.98, num_prompts=9,
     )  # fmt: skip
     rules = (rule, paired)
     gate = GateDecision(
-        candidate_digest="c", champion_digest=None, target_fingerprint=FINGERPRINT, report_digest="r", rules=rules,
-        verdict=Verdict.PASS, speculative_schedule=((1, 4, 4), (5, 64, 0)), created_at=START,
-    )  # fmt: skip
+        candidate_digest="c",
+        champion_digest=None,
+        target_fingerprint=FINGERPRINT,
+        report_digest="r",
+        rules=rules,
+        verdict=Verdict.PASS,
+        speculative_schedule=((1, 4, 4), (5, 64, 0)),
+        created_at=START,
+    )
     step = CanaryStep(
-        weight_percent=25, started_at=START, duration_s=12, num_requests={"candidate": 12, "baseline": 36},
-        num_errors={"candidate": 0, "baseline": 0}, acceptance_length=1.69, draft_coverage=0.98,
-        latency_p50_s={"candidate": 1.1, "baseline": None}, latency_p95_s={"candidate": 1.9, "baseline": 2.0},
-        healthy=False, reason="too slow",
-    )  # fmt: skip
+        weight_percent=25,
+        started_at=START,
+        duration_s=12,
+        num_requests={"candidate": 12, "baseline": 36},
+        num_errors={"candidate": 0, "baseline": 0},
+        acceptance_length=1.69,
+        draft_coverage=0.98,
+        latency_p50_s={"candidate": 1.1, "baseline": None},
+        latency_p95_s={"candidate": 1.9, "baseline": 2.0},
+        healthy=False,
+        reason="too slow",
+    )
     canary = CanaryReport(
-        candidate_digest="c", baseline="no_draft", steps=(step,), promoted=False, rolled_back_to="no_draft",
-        reason="p95 above its limit", created_at=START,
-    )  # fmt: skip
+        candidate_digest="c",
+        baseline="no_draft",
+        steps=(step,),
+        promoted=False,
+        rolled_back_to="no_draft",
+        reason="p95 above its limit",
+        created_at=START,
+    )
     figures = ArmFigures.of(arms[0])
     change = TargetChangeReport(
-        name="INT8", kinds=(ChangeKind.QUANTIZATION,), action=ChangeAction.REBIND, reason="acceptance holds",
-        released_acceptance_length=1.75, old_drafter=figures, new_drafter=None, no_draft=ArmFigures.of(arms[2]),
-        detected_s=3.2, total_s=300, outcome="promoted",
-    )  # fmt: skip
+        name="INT8",
+        kinds=(ChangeKind.QUANTIZATION,),
+        action=ChangeAction.REBIND,
+        reason="acceptance holds",
+        released_acceptance_length=1.75,
+        old_drafter=figures,
+        new_drafter=None,
+        no_draft=ArmFigures.of(arms[2]),
+        detected_s=3.2,
+        total_s=300,
+        outcome="promoted",
+    )
     stages = (
         StageTiming(stage="train", started_at=START, duration_s=100, num_tokens=20_000),
         StageTiming(stage="gate", started_at=START + timedelta(seconds=110), duration_s=90),
     )
     return bare.model_copy(
         update={
-            "stages": stages, "total_s": 200.0, "orchestration_share": 0.05, "acceptance": acceptance, "gate": gate,
-            "canary": canary, "calibration": calibration(), "target_changes": (change,), "peak_memory_mib": 8192.0,
+            "stages": stages,
+            "total_s": 200.0,
+            "orchestration_share": 0.05,
+            "acceptance": acceptance,
+            "gate": gate,
+            "canary": canary,
+            "calibration": calibration(),
+            "target_changes": (change,),
+            "peak_memory_mib": 8192.0,
             "training_curve": tuple(
-                CurvePoint(step=10 * n, loss=3.0 / n, acceptance_length=1 + n / 50) for n in range(1, 31)
+                CurvePoint(step=10 * n, loss=3.0 / n, acceptance_length=1 + n / 50)
+                for n in range(1, 31)
             ),
         }
-    )  # fmt: skip
+    )
 
 
 def test_an_arm_of_which_only_speed_was_measured_has_no_acceptance(full: LifecycleReport) -> None:
     assert full.acceptance is not None
-    scheduled = arm("scheduled", 1.0, num_positions=0, rates={1: 60}).model_copy(update={"acceptance_by_slice": {}})
+    scheduled = arm("scheduled", 1.0, num_positions=0, rates={1: 60}).model_copy(
+        update={"acceptance_by_slice": {}}
+    )
     arms = full.acceptance.arms | {"scheduled": scheduled}
-    report = full.model_copy(update={"acceptance": full.acceptance.model_copy(update={"arms": arms})})
+    report = full.model_copy(
+        update={"acceptance": full.acceptance.model_copy(update={"arms": arms})}
+    )
     columns = {table.title: table.columns for table in tables(report)}
     assert "shipped schedule" not in columns["Served acceptance length"]
     assert "shipped schedule" in columns["Output tokens per second by requests in flight"]
 
 
 FIGURES = [
-    "1.731 [1.63, 1.83]", "1.731 [1.53, 1.93]", "1.002", "98.0%", "2 of 3",
-"1.42x", "0.70x", "61 (92), 7 (9)",
-    "1-4: 4, 5-64: 0", "3 min 20 s", "5.0%", "8.0 GiB", "rolled back to no draft", "1.750", "0.062", "200",
-    "drafts 1 to 4", "3,000 blocks of 100 held-out conversations", f"{calibration().after.ece:.4f}",
-]  # fmt: skip
+    "1.731 [1.63, 1.83]",
+    "1.731 [1.53, 1.93]",
+    "1.002",
+    "98.0%",
+    "2 of 3",
+    "1.42x",
+    "0.70x",
+    "61 (92), 7 (9)",
+    "1-4: 4, 5-64: 0",
+    "3 min 20 s",
+    "5.0%",
+    "8.0 GiB",
+    "rolled back to no draft",
+    "1.750",
+    "0.062",
+    "200",
+    "drafts 1 to 4",
+    "3,000 blocks of 100 held-out conversations",
+    f"{calibration().after.ece:.4f}",
+]
 
 
 @pytest.mark.parametrize("figure", FIGURES)
@@ -196,7 +278,8 @@ def test_files_are_complete_and_read_back(full: LifecycleReport, tmp_path: Path)
     files = write_report(full, tmp_path / "report")
     assert set(files.plots) == set(PLOT_CAPTIONS)
     assert all(
-        path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5_000 for path in files.plots.values()
+        path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5_000
+        for path in files.plots.values()
     )
     assert LifecycleReport.read(files.json) == full
     linked = re.findall(r"!\[[^]]*\]\(([^)]*)\)", files.markdown.read_text())

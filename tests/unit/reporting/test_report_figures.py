@@ -15,7 +15,9 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def stage(start_s: float, duration_s: float) -> StageTiming:
-    return StageTiming(stage="s", started_at=START + timedelta(seconds=start_s), duration_s=duration_s)
+    return StageTiming(
+        stage="s", started_at=START + timedelta(seconds=start_s), duration_s=duration_s
+    )
 
 
 @pytest.mark.parametrize(

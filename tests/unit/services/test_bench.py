@@ -16,7 +16,9 @@ FAST = bench.Figure(name="speed", value=2.5, unit="s", goal="<=3", ok=True)
 SLOW = bench.Figure(name="size", value=1e9, unit="bytes", goal="<=1e6", ok=False)
 
 
-def _module(monkeypatch: pytest.MonkeyPatch, name: str, outcome: list[bench.Figure] | Exception) -> str:
+def _module(
+    monkeypatch: pytest.MonkeyPatch, name: str, outcome: list[bench.Figure] | Exception
+) -> str:
     def run() -> list[bench.Figure]:
         if isinstance(outcome, Exception):
             raise outcome

@@ -1,4 +1,6 @@
-"""Following a run: each record once, subflows by their flow's name, a clear error for wrong parameters."""
+"""Following a run: each record once, subflows by their flow's name, a clear error for wrong
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ class Server:
         body = json.loads(request.content) if request.content else {}
         if path.startswith("/deployments/name/drafter-lifecycle/demo"):
             schema = {"properties": {"recipe": {}, "budget": {}}}
-            found = {"id": "d", "parameters": {"recipe": "demo", "budget": None}, "parameter_openapi_schema": schema}
+            found = {
+                "id": "d",
+                "parameters": {"recipe": "demo", "budget": None},
+                "parameter_openapi_schema": schema,
+            }
             return httpx.Response(200, json=found)
         if path.startswith("/deployments/name/"):
             return httpx.Response(404, json={})
@@ -61,7 +67,13 @@ def api(server: Server) -> PrefectApi:
 def _record(number: int, run_id: str = "run1", message: str | None = None) -> dict[str, Any]:
     text = message or f"line {number}"
     stamp = f"2026-01-01T00:{number // 60:02}:{number % 60:02}.000000Z"
-    return {"id": str(number), "flow_run_id": run_id, "level": 20, "timestamp": stamp, "message": text}
+    return {
+        "id": str(number),
+        "flow_run_id": run_id,
+        "level": 20,
+        "timestamp": stamp,
+        "message": text,
+    }
 
 
 def test_parameters_are_merged_over_the_deployment_s(api: PrefectApi, server: Server) -> None:
@@ -98,14 +110,20 @@ def test_each_record_is_printed_once_also_when_it_arrives_late(
     assert "drafter-lifecycle" in lines[0] and "curate-data" in lines[1]
 
 
-def test_all_pages_of_a_long_log_are_read(api: PrefectApi, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_pages_of_a_long_log_are_read(
+    api: PrefectApi, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.logs = [_record(number) for number in range(450)]
     LogFollower(api, "run1").poll("RUNNING")
     assert len(capsys.readouterr().out.splitlines()) == 450
 
 
-def test_a_traceback_stays_in_the_ui(api: PrefectApi, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.logs = [_record(1, message="failed: E('x')\nTraceback (most recent call last):\n  File ...")]
+def test_a_traceback_stays_in_the_ui(
+    api: PrefectApi, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.logs = [
+        _record(1, message="failed: E('x')\nTraceback (most recent call last):\n  File ...")
+    ]
     LogFollower(api, "run1").poll("RUNNING")
     assert capsys.readouterr().out.rstrip().endswith("failed: E('x')")
 
@@ -119,7 +137,9 @@ def test_a_server_that_does_not_answer_is_a_service_error() -> None:
         api.read_run("run1")
 
 
-def test_a_busy_server_is_asked_again_and_starts_one_run_only(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_server_is_asked_again_and_starts_one_run_only(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(follow, "RETRY_EVERY_S", 0.01)
     keys: list[str] = []
 
@@ -136,7 +156,9 @@ def test_a_busy_server_is_asked_again_and_starts_one_run_only(server: Server, mo
 
 
 def test_a_server_that_stays_busy_is_a_service_error() -> None:
-    transport = httpx.MockTransport(lambda _request: httpx.Response(503, text="Service Unavailable"))
+    transport = httpx.MockTransport(
+        lambda _request: httpx.Response(503, text="Service Unavailable")
+    )
     with pytest.raises(ServiceError, match="refused a call; got 503"):
         PrefectApi("http://prefect/api", patience_s=0, transport=transport).read_run("run1")
 

@@ -51,7 +51,9 @@ def test_zero_ports_become_distinct_free_ones() -> None:
 
 def test_a_configured_port_in_use_names_setting_port_and_holder(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    with pytest.raises(PortInUseError, match=rf"mlflow_port is taken; got port {port} held by .*pid {os.getpid()}"):
+    with pytest.raises(
+        PortInUseError, match=rf"mlflow_port is taken; got port {port} held by .*pid {os.getpid()}"
+    ):
         resolve_ports(ServicesSettings(**{**ALL_FREE, "mlflow_port": port}))
 
 

@@ -11,7 +11,9 @@ from components.system.processes import RUN_VARIABLE, ProcessIdentity, run_proce
 
 def _start(run_id: str, command: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, RUN_VARIABLE: run_id}
-    process = subprocess.Popen(["sh", "-c", command], env=environment, start_new_session=True, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        ["sh", "-c", command], env=environment, start_new_session=True, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.readline()
     return process

@@ -35,7 +35,9 @@ def test_every_variable_of_the_procfile_is_set(tmp_path: Path) -> None:
     environment = service_environment(ServicesSettings(), state_dir=tmp_path, run_id="r")
     used = set(re.findall(r"\$([A-Z_]+)", PROCFILE.read_text()))
     assert used <= environment.keys()
-    assert {f"DSPARK_{name.upper()}" for name in PORT_FIELDS if not name.startswith("haproxy")} <= used
+    assert {
+        f"DSPARK_{name.upper()}" for name in PORT_FIELDS if not name.startswith("haproxy")
+    } <= used
 
 
 def test_every_service_has_a_health_check(tmp_path: Path) -> None:
@@ -50,13 +52,17 @@ def test_deployments_name_flows_of_their_module_in_one_pool() -> None:
         assert importlib.util.find_spec(module) is not None
         assert module.split(".") == ["flows", function]
         assert deployment["work_pool"]["name"] == WORK_POOL
-    schedules = [schedule for deployment in deployments for schedule in deployment.get("schedules", [])]
+    schedules = [
+        schedule for deployment in deployments for schedule in deployment.get("schedules", [])
+    ]
     assert schedules and not any(schedule["active"] for schedule in schedules)
 
 
 def test_compose_file_is_valid_by_the_compose_schema() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    result = subprocess.run([*command, str(REPO_DIR / "docker-compose.yml")], capture_output=True, text=True)
+    result = subprocess.run(
+        [*command, str(REPO_DIR / "docker-compose.yml")], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -68,7 +74,9 @@ def test_compose_runs_the_services_of_the_procfile(compose: dict[str, Any]) -> N
 
 
 def test_compose_health_checks_ask_the_configured_ports(compose: dict[str, Any]) -> None:
-    endpoints = build_endpoints(load_services(REPO_DIR / "configs" / "services.yaml"), state_dir=Path("/state"))
+    endpoints = build_endpoints(
+        load_services(REPO_DIR / "configs" / "services.yaml"), state_dir=Path("/state")
+    )
     expected = {
         "prefect": f"{endpoints.prefect_api_url}/health",
         "mlflow": f"{endpoints.mlflow_url}/health",
@@ -79,13 +87,17 @@ def test_compose_health_checks_ask_the_configured_ports(compose: dict[str, Any])
     assert asked == expected
 
 
-def test_a_missing_program_is_one_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_program_is_one_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(prepare, "EXECUTABLES", {"no-such-program": "Install it."})
     with pytest.raises(ServiceError, match=r"no-such-program is not installed.*Install it"):
         prepare.check_executables()
 
 
-def test_a_state_folder_too_deep_for_a_socket_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_state_folder_too_deep_for_a_socket_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
     deep = tmp_path / ("d" * 100)
     with pytest.raises(ServiceError, match="too long for a Unix socket"):
         prepare_folders(ServicesSettings(), state_dir=deep)

@@ -26,7 +26,9 @@ sys.exit(manager.returncode)
 
 
 def _run(folder: Path, min_life_s: float, *processes: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder), str(min_life_s), *processes])
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder), str(min_life_s), *processes]
+    )
 
 
 def test_a_service_that_cannot_start_ends_everything_and_is_named(tmp_path: Path) -> None:
@@ -45,7 +47,9 @@ def test_a_service_that_had_run_is_restarted_a_bounded_number_of_times(tmp_path:
 
 
 def test_sigterm_ends_every_service(tmp_path: Path) -> None:
-    process = _run(tmp_path, 60.0, "one", "echo $$; exec sleep 600", "two", "echo $$; exec sleep 600")
+    process = _run(
+        tmp_path, 60.0, "one", "echo $$; exec sleep 600", "two", "echo $$; exec sleep 600"
+    )
     logs = [tmp_path / "one.log", tmp_path / "two.log"]
     deadline = time.monotonic() + 120
     while not all(log.is_file() and log.read_text().strip() for log in logs):

@@ -22,21 +22,35 @@ from components.serving.engines.command import (
 )
 from components.settings import EngineSettings
 
-FINGERPRINT = TargetFingerprint(weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64)
+FINGERPRINT = TargetFingerprint(
+    weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64
+)
 SETTINGS = EngineSettings(max_model_len=1024, max_num_batched_tokens=2048, kv_cache_gib=0.5)
 SPEC = EngineSpec(
-    name="plain", model_path="/models/target", served_model_name="demo", settings=SETTINGS, port=8100, device="cpu"
+    name="plain",
+    model_path="/models/target",
+    served_model_name="demo",
+    settings=SETTINGS,
+    port=8100,
+    device="cpu",
 )
 COMMON = shlex.split(
-    "--served-model-name demo --host 127.0.0.1 --port 8100 --dtype bfloat16 --kv-cache-dtype auto --max-model-len 1024"
-    " --max-num-seqs 64 --max-num-batched-tokens 2048 --generation-config vllm --no-enable-log-requests"
-    " --disable-uvicorn-access-log --uvicorn-log-level warning --enable-prompt-tokens-details --enforce-eager"
+    "--served-model-name demo --host 127.0.0.1 --port 8100 --dtype bfloat16 --kv-cache-dtype "
+    "auto --max-model-len 1024"
+    " --max-num-seqs 64 --max-num-batched-tokens 2048 --generation-config vllm "
+    "--no-enable-log-requests"
+    " --disable-uvicorn-access-log --uvicorn-log-level warning --enable-prompt-tokens-details "
+    "--enforce-eager"
 )
 
 
 def checkpoint(algorithm: str = "dspark") -> CheckpointRef:
     return CheckpointRef(
-        path="/drafters/one", digest="d" * 64, algorithm=algorithm, fingerprint=FINGERPRINT, num_draft_tokens=4
+        path="/drafters/one",
+        digest="d" * 64,
+        algorithm=algorithm,
+        fingerprint=FINGERPRINT,
+        num_draft_tokens=4,
     )
 
 
@@ -66,11 +80,19 @@ def test_dspark_cuda_engine() -> None:
     settings = SETTINGS.model_copy(update={"tensor_parallel_size": 2, "enforce_eager": False})
     spec = drafting(device="cuda", settings=settings, draft_sample_method="probabilistic")
     assert engine_command(spec) == [
-        str(Path(sys.executable).with_name("vllm")), "serve", "/models/target",
-        *COMMON[:-1], "--tensor-parallel-size", "2", "--gpu-memory-utilization", "0.85", "--speculative-config",
+        str(Path(sys.executable).with_name("vllm")),
+        "serve",
+        "/models/target",
+        *COMMON[:-1],
+        "--tensor-parallel-size",
+        "2",
+        "--gpu-memory-utilization",
+        "0.85",
+        "--speculative-config",
         '{"method":"dspark","model":"/drafters/one","num_speculative_tokens":4,"draft_sample_method":"probabilistic"}',
-        "--per-request-spec-decode-metrics", "summary",
-    ]  # fmt: skip
+        "--per-request-spec-decode-metrics",
+        "summary",
+    ]
 
 
 @pytest.mark.parametrize("algorithm", ["dflash", "eagle3"])
@@ -81,7 +103,9 @@ def test_other_drafters_keep_their_name_on_cpu(algorithm: str) -> None:
 
 def test_extra_arguments_come_last_and_in_order() -> None:
     settings = SETTINGS.model_copy(update={"extra_args": ("--seed", "1")})
-    spec = dataclasses.replace(SPEC, settings=settings, extra_args=("--kv-transfer-config", '{"kv_role":"x"}'))
+    spec = dataclasses.replace(
+        SPEC, settings=settings, extra_args=("--kv-transfer-config", '{"kv_role":"x"}')
+    )
     assert engine_command(spec)[-4:] == ["--seed", "1", "--kv-transfer-config", '{"kv_role":"x"}']
 
 
@@ -96,7 +120,10 @@ def test_extraction_engine_may_bring_its_own_speculative_config() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--speculative-config", '{"rejection_sample_method":"synthetic","synthetic_acceptance_length":3}'),
+        (
+            "--speculative-config",
+            '{"rejection_sample_method":"synthetic","synthetic_acceptance_length":3}',
+        ),
         ('--speculative-config={"rejection_sample_method":"relaxed"}',),
         ("--speculative-config", '{"method":"x","posterior_threshold":0.1}'),
         ("--speculative-config.rejection_sample_method", "other"),
@@ -110,7 +137,12 @@ def test_lossy_speculation_is_refused(arguments: tuple[str, ...]) -> None:
 
 
 def test_lossless_block_verification_and_innocent_words_pass() -> None:
-    arguments = ("--speculative-config", '{"rejection_sample_method":"block"}', "--chat-template", "typical.jinja")
+    arguments = (
+        "--speculative-config",
+        '{"rejection_sample_method":"block"}',
+        "--chat-template",
+        "typical.jinja",
+    )
     assert engine_command(dataclasses.replace(SPEC, extra_args=arguments))[-1] == "typical.jinja"
 
 
@@ -126,7 +158,9 @@ def test_schedule_beyond_the_checkpoint() -> None:
 
 def test_cpu_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LD_PRELOAD", "/lib/mine.so:/lib/tc.so")
-    spec = dataclasses.replace(SPEC, model_path=str(tmp_path), num_cores=1, extra_env={"KMP_BLOCKTIME": "0", "X": "y"})
+    spec = dataclasses.replace(
+        SPEC, model_path=str(tmp_path), num_cores=1, extra_env={"KMP_BLOCKTIME": "0", "X": "y"}
+    )
     assert engine_environment(spec, preloads=["/lib/tc.so", "/lib/omp.so"]) == {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
@@ -149,8 +183,11 @@ def test_cpu_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_cuda_environment_of_a_hub_model_is_online_and_not_preloaded() -> None:
     spec = dataclasses.replace(SPEC, device="cuda", model_path="org/model")
     assert set(engine_environment(spec)) == {
-        "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_LOGGING_COLOR", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
-    }  # fmt: skip
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_DO_NOT_TRACK",
+        "VLLM_LOGGING_COLOR",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
+    }
 
 
 def test_preloads_exist_where_found() -> None:

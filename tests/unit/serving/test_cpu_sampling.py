@@ -1,4 +1,6 @@
-"""vLLM's own rejection sampling on CPU with the repairs in place: exact distributions, padding included."""
+"""vLLM's own rejection sampling on CPU with the repairs in place: exact distributions, padding
+included.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,13 @@ def cpu_kernels() -> None:
 def test_values_are_repeated_per_draft_token() -> None:
     counts = torch.tensor([2, 2, 3, 6], dtype=torch.int32)  # 2, 0, 1 and 3 draft tokens
     temperature = torch.tensor([0.7, 1.3, 0.0, 0.5])
-    expanded = cpu_sampling.expand_batch_to_tokens(temperature, counts, 6, replace_from=0, replace_to=1)
+    expanded = cpu_sampling.expand_batch_to_tokens(
+        temperature, counts, 6, replace_from=0, replace_to=1
+    )
     assert expanded.tolist() == pytest.approx([0.7, 0.7, 1.0, 0.5, 0.5, 0.5])
-    top_k = cpu_sampling.expand_batch_to_tokens(torch.tensor([5, 6, 7, 8], dtype=torch.int32), counts, 6)
+    top_k = cpu_sampling.expand_batch_to_tokens(
+        torch.tensor([5, 6, 7, 8], dtype=torch.int32), counts, 6
+    )
     assert top_k.dtype == torch.int32
     assert top_k.tolist() == [5, 5, 7, 8, 8, 8]
 
@@ -44,7 +50,9 @@ def test_the_first_token_follows_the_target_for_real_and_padded_drafts(with_prob
     output = sample(drafts, DRAFT_W.expand(NUM_TRIALS, -1).contiguous() if with_probs else None)
     for rows in (output[is_padded], output[~is_padded]):
         counts = torch.bincount(rows[:, 0].long(), minlength=6)
-        assert chisquare(counts, TARGET_W.double() / TARGET_W.double().sum() * len(rows)).pvalue > 1e-3
+        assert (
+            chisquare(counts, TARGET_W.double() / TARGET_W.double().sum() * len(rows)).pvalue > 1e-3
+        )
 
 
 def test_acceptance_is_the_overlap_of_the_distributions() -> None:
@@ -56,9 +64,13 @@ def test_acceptance_is_the_overlap_of_the_distributions() -> None:
 
 
 def sample(drafts: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-    """One draft per request through vLLM's rejection sampling; [B, 2], -1 where there is no token."""
+    """One draft per request through vLLM's rejection sampling; [B, 2], -1 where there is no
+    token.
+    """
     num_reqs = len(drafts)
-    metadata = SimpleNamespace(all_greedy=False, all_random=True, temperature=torch.ones(num_reqs), generators={})
+    metadata = SimpleNamespace(
+        all_greedy=False, all_random=True, temperature=torch.ones(num_reqs), generators={}
+    )
     repaired = cpu_sampling.without_padding(rejection_sampler.rejection_sample)
     return repaired(
         drafts,

@@ -1,4 +1,6 @@
-"""The CPU plug-in: what it refuses, how it installs, and its left-to-right sampling on an analytic drafter."""
+"""The CPU plug-in: what it refuses, how it installs, and its left-to-right sampling on an analytic
+drafter.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ import pytest
 import torch
 from vllm.model_executor.models.qwen3_dspark import Qwen3DSparkForCausalLM
 from vllm.platforms import current_platform
-from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES, update_dspark
+from vllm.transformers_utils.configs.speculators.algos import (
+    SUPPORTED_SPECULATORS_TYPES,
+    update_dspark,
+)
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.spec_decode import dflash
 
@@ -41,14 +46,18 @@ MASK = 9
 @pytest.fixture
 def clean_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """vLLM as it is without the plug-in, put back afterwards."""
-    plain = next(base for base in DSparkProposer.__mro__ if base.__module__ == "vllm.v1.spec_decode.dflash")
+    plain = next(
+        base for base in DSparkProposer.__mro__ if base.__module__ == "vllm.v1.spec_decode.dflash"
+    )
     for module in (dflash, sys.modules.get("vllm.v1.worker.gpu_model_runner")):
         if module is not None:
             monkeypatch.setattr(module, "DFlashProposer", plain)
     for name in ("expand_batch_to_tokens", "rejection_sample", "apply_top_k_top_p"):
         monkeypatch.setattr(rejection_sampler, name, getattr(rejection_sampler, name))
     monkeypatch.setitem(SUPPORTED_SPECULATORS_TYPES, "dspark", update_dspark)
-    monkeypatch.setattr(Qwen3DSparkForCausalLM, "compute_logits", plain_compute_logits, raising=False)
+    monkeypatch.setattr(
+        Qwen3DSparkForCausalLM, "compute_logits", plain_compute_logits, raising=False
+    )
     yield
 
 
@@ -79,7 +88,9 @@ def test_register_does_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("clean_vllm")
-def test_reader_keeps_vllms_fields_and_drops_the_confidence_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_keeps_vllms_fields_and_drops_the_confidence_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
     dspark_cpu.register()
     expected: dict[str, Any] = {}
@@ -91,12 +102,16 @@ def test_reader_keeps_vllms_fields_and_drops_the_confidence_head(monkeypatch: py
 
 
 @pytest.mark.usefixtures("clean_vllm")
-def test_drift_refuses_dspark_with_one_message_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drift_refuses_dspark_with_one_message_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
     monkeypatch.delattr(Qwen3DSparkForCausalLM, "markov_bias")
     dspark_cpu.register()
     assert dflash.DFlashProposer is not DSparkProposer
-    with pytest.raises(EngineError, match=r"does not fit this vLLM: Qwen3DSparkForCausalLM lacks markov_bias"):
+    with pytest.raises(
+        EngineError, match=r"does not fit this vLLM: Qwen3DSparkForCausalLM lacks markov_bias"
+    ):
         SUPPORTED_SPECULATORS_TYPES["dspark"](config_dict=CONFIG, pre_trained_config={})
     SUPPORTED_SPECULATORS_TYPES["dflash"](config_dict=CONFIG, pre_trained_config={})
 
@@ -104,7 +119,9 @@ def test_drift_refuses_dspark_with_one_message_and_nothing_else(monkeypatch: pyt
 @pytest.mark.usefixtures("clean_vllm")
 def test_changed_signature_is_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
-    monkeypatch.setattr(dflash.DFlashProposer, "_sample_draft_tokens", lambda self, hidden_states: None)
+    monkeypatch.setattr(
+        dflash.DFlashProposer, "_sample_draft_tokens", lambda self, hidden_states: None
+    )
     dspark_cpu.register()
     with pytest.raises(EngineError, match="_sample_draft_tokens takes"):
         SUPPORTED_SPECULATORS_TYPES["dspark"](config_dict=CONFIG, pre_trained_config={})
@@ -125,18 +142,24 @@ def test_what_the_cpu_path_cannot_draft_is_refused(change: dict[str, Any], messa
 
 def test_a_config_that_does_not_say_counts_as_sampled_from_the_anchor() -> None:
     with pytest.raises(CheckpointError, match="samples from the anchor"):
-        dspark_cpu.check_servable({key: value for key, value in CONFIG.items() if key != "sample_from_anchor"})
+        dspark_cpu.check_servable(
+            {key: value for key, value in CONFIG.items() if key != "sample_from_anchor"}
+        )
 
 
 class CountingDrafter(Qwen3DSparkForCausalLM):
-    """Draft id d stands for target id 2d (8 draft tokens of 16); the Markov head says "the next draft id", gain 20.
+    """Draft id d stands for target id 2d (8 draft tokens of 16); the Markov head says "the next
+    draft id", gain 20.
 
-    The backbone adds a gain of 30 for draft id 7 at the last position, so order and position both show.
+    The backbone adds a gain of 30 for draft id 7 at the last position, so order and position both
+    show.
     """
 
     def __init__(self, *, markov_rank: int = 1) -> None:
         torch.nn.Module.__init__(self)
-        self.config = SimpleNamespace(draft_vocab_size=8, markov_rank=markov_rank, block_size=NUM_DRAFTS + 1)
+        self.config = SimpleNamespace(
+            draft_vocab_size=8, markov_rank=markov_rank, block_size=NUM_DRAFTS + 1
+        )
         self.target_vocab_size = 16
 
     def compute_draft_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -155,9 +178,15 @@ class CountingDrafter(Qwen3DSparkForCausalLM):
 
 
 def make_proposer(
-    anchors: list[int], *, probabilistic: bool = False, markov_rank: int = 1, request_ids: list[str] | None = None
+    anchors: list[int],
+    *,
+    probabilistic: bool = False,
+    markov_rank: int = 1,
+    request_ids: list[str] | None = None,
 ) -> DSparkProposer:
-    """A proposer in the state `propose` leaves it in when it asks for samples, without an engine around it."""
+    """A proposer in the state `propose` leaves it in when it asks for samples, without an engine
+    around it.
+    """
     proposer = object.__new__(DSparkProposer)
     proposer.model = CountingDrafter(markov_rank=markov_rank)
     proposer.device = torch.device("cpu")
@@ -169,8 +198,12 @@ def make_proposer(
     proposer._trace_path = None
     proposer._target_ids_V = proposer.model.map_draft_to_target(torch.arange(8))
     proposer._runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=request_ids))
-    proposer.input_ids = torch.tensor([[anchor, *[MASK] * NUM_DRAFTS] for anchor in anchors]).flatten().int()
-    proposer.positions = torch.cat([10 * row + torch.arange(NUM_DRAFTS + 1) for row in range(len(anchors))])
+    proposer.input_ids = (
+        torch.tensor([[anchor, *[MASK] * NUM_DRAFTS] for anchor in anchors]).flatten().int()
+    )
+    proposer.positions = torch.cat(
+        [10 * row + torch.arange(NUM_DRAFTS + 1) for row in range(len(anchors))]
+    )
     return proposer
 
 
@@ -182,18 +215,25 @@ def hidden_states(num_reqs: int) -> torch.Tensor:
 def sampling(temperatures: list[float]) -> SimpleNamespace:
     greedy = [value == 0 for value in temperatures]
     return SimpleNamespace(
-        all_greedy=all(greedy), all_random=not any(greedy), temperature=torch.tensor(temperatures), generators={}
+        all_greedy=all(greedy),
+        all_random=not any(greedy),
+        temperature=torch.tensor(temperatures),
+        generators={},
     )
 
 
 def test_greedy_drafts_run_left_to_right_from_each_anchor() -> None:
-    tokens, probs = make_proposer([4, 10])._sample_draft_tokens(hidden_states(2), sampling([0.0, 0.0]))
+    tokens, probs = make_proposer([4, 10])._sample_draft_tokens(
+        hidden_states(2), sampling([0.0, 0.0])
+    )
     assert tokens.view(2, NUM_DRAFTS).tolist() == [[6, 8, 14], [12, 14, 14]]
     assert probs is None
 
 
 def test_without_a_markov_head_the_backbone_decides() -> None:
-    tokens, _ = make_proposer([4], markov_rank=0)._sample_draft_tokens(hidden_states(1), sampling([0.0]))
+    tokens, _ = make_proposer([4], markov_rank=0)._sample_draft_tokens(
+        hidden_states(1), sampling([0.0])
+    )
     assert tokens.tolist() == [0, 0, 14]
 
 
@@ -203,11 +243,15 @@ def test_greedy_drafting_gives_no_probabilities_at_any_temperature() -> None:
 
 
 def test_sampled_drafts_come_with_the_distribution_they_were_drawn_from() -> None:
-    """At temperature 20 the Markov gain is e to 1: q = (e, 1, ..., 1) / (e + 7) around the previous *sampled* token."""
+    """At temperature 20 the Markov gain is e to 1: q = (e, 1, ..., 1) / (e + 7) around the previous
+    *sampled* token.
+    """
     torch.manual_seed(0)
     num_reqs = 4000
     proposer = make_proposer([4] * num_reqs, probabilistic=True)
-    tokens, probs = proposer._sample_draft_tokens(hidden_states(num_reqs), sampling([20.0] * num_reqs))
+    tokens, probs = proposer._sample_draft_tokens(
+        hidden_states(num_reqs), sampling([20.0] * num_reqs)
+    )
     assert probs is not None
     tokens_BK, probs_BKW = tokens.view(num_reqs, NUM_DRAFTS), probs.view(num_reqs, NUM_DRAFTS, 16)
     torch.testing.assert_close(probs_BKW.sum(-1), torch.ones(num_reqs, NUM_DRAFTS))

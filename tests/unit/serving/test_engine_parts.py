@@ -26,7 +26,9 @@ from components.serving.engines.engine import (
 )
 from components.settings import EngineSettings
 
-FINGERPRINT = TargetFingerprint(weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64)
+FINGERPRINT = TargetFingerprint(
+    weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64
+)
 OTHER = FINGERPRINT.model_copy(update={"weights": "f" * 64})
 
 LOG = """\
@@ -55,15 +57,24 @@ vllm:num_preemptions_total{engine="0",model_name="m"} 3.0
 def make_checkpoint(folder: Path, *, written: TargetFingerprint = FINGERPRINT) -> CheckpointRef:
     written.write(folder / FINGERPRINT_FILE)
     return CheckpointRef(
-        path=str(folder), digest="d" * 64, algorithm="dspark", fingerprint=FINGERPRINT, num_draft_tokens=4
+        path=str(folder),
+        digest="d" * 64,
+        algorithm="dspark",
+        fingerprint=FINGERPRINT,
+        num_draft_tokens=4,
     )
 
 
 def make_spec(checkpoint: CheckpointRef | None = None) -> EngineSpec:
     return EngineSpec(
-        name="one", model_path="/none", served_model_name="m", settings=EngineSettings(), port=free_port(),
-        device="cpu", checkpoint=checkpoint,
-    )  # fmt: skip
+        name="one",
+        model_path="/none",
+        served_model_name="m",
+        settings=EngineSettings(),
+        port=free_port(),
+        device="cpu",
+        checkpoint=checkpoint,
+    )
 
 
 def test_binding_holds_for_its_own_target(tmp_path: Path) -> None:
@@ -85,7 +96,9 @@ def test_the_file_in_the_folder_counts_not_only_the_record(tmp_path: Path) -> No
         check_binding(make_checkpoint(tmp_path, written=OTHER), FINGERPRINT)
     (tmp_path / FINGERPRINT_FILE).unlink()
     with pytest.raises(ConfigError, match=r"TargetFingerprint .*missing"):
-        check_binding(make_checkpoint(tmp_path).model_copy(update={"path": str(tmp_path / "no")}), FINGERPRINT)
+        check_binding(
+            make_checkpoint(tmp_path).model_copy(update={"path": str(tmp_path / "no")}), FINGERPRINT
+        )
 
 
 def test_ports() -> None:
@@ -146,13 +159,20 @@ def test_guard_ends_what_ignores_signals_and_left_its_session(tmp_path: Path) ->
 
 
 def test_guard_passes_on_the_exit_code(tmp_path: Path) -> None:
-    with start_guard(tmp_path / "owner", os.getpid(), sys.executable, "-c", "raise SystemExit(7)") as watched:
+    with start_guard(
+        tmp_path / "owner", os.getpid(), sys.executable, "-c", "raise SystemExit(7)"
+    ) as watched:
         assert watched.wait(timeout=120) == 7
 
 
 def test_sockets_lie_in_a_folder_that_goes_with_the_guard(tmp_path: Path) -> None:
-    leave = "import os, pathlib; folder = pathlib.Path(os.environ['VLLM_RPC_BASE_PATH']); (folder / 'socket').touch()"
-    with start_guard(tmp_path / "owner", os.getpid(), sys.executable, "-c", f"{leave}; print(folder)") as watched:
+    leave = (
+        "import os, pathlib; folder = pathlib.Path(os.environ['VLLM_RPC_BASE_PATH']); "
+        "(folder / 'socket').touch()"
+    )
+    with start_guard(
+        tmp_path / "owner", os.getpid(), sys.executable, "-c", f"{leave}; print(folder)"
+    ) as watched:
         assert watched.stdout is not None
         folder = Path(watched.stdout.read().strip())
         assert watched.wait(120) == 0
@@ -169,7 +189,9 @@ def test_guard_of_a_recycled_pid_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_guard_follows_a_new_owner(tmp_path: Path) -> None:
-    first, second = (subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(2))
+    first, second = (
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(2)
+    )
     with start_guard(tmp_path / "owner", first.pid, sys.executable, "-c", STUBBORN) as watched:
         assert watched.stdout is not None and watched.stdout.readline() == "up\n"
         guard.write_owner(tmp_path / "owner", second.pid)
@@ -183,6 +205,8 @@ def test_guard_follows_a_new_owner(tmp_path: Path) -> None:
 
 
 def test_guard_ends_when_nobody_owns_it_any_more(tmp_path: Path) -> None:
-    with start_guard(tmp_path / "owner", os.getpid(), sys.executable, "-c", "import time; time.sleep(600)") as watched:
+    with start_guard(
+        tmp_path / "owner", os.getpid(), sys.executable, "-c", "import time; time.sleep(600)"
+    ) as watched:
         (tmp_path / "owner").unlink()
         assert watched.wait(timeout=120) == 128 + signal.SIGTERM

@@ -9,15 +9,29 @@ from components.serving.rollout.judge import build_step, judge_step, percentile,
 from components.serving.rollout.traffic import RequestRecord
 from components.settings import CanarySettings
 
-SETTINGS = CanarySettings(step_s=10, min_requests=2, min_requests_for_statistics=20, max_latency_ratio=3.0)
+SETTINGS = CanarySettings(
+    step_s=10, min_requests=2, min_requests_for_statistics=20, max_latency_ratio=3.0
+)
 
 
 def answers(
-    num: int, *, arm: str = "candidate", num_steps: int = 20, num_accepted: int = 20, latency_s: float = 1.0
+    num: int,
+    *,
+    arm: str = "candidate",
+    num_steps: int = 20,
+    num_accepted: int = 20,
+    latency_s: float = 1.0,
 ) -> list[RequestRecord]:
-    """Requests of 41 tokens each: one from the prefill, 40 from 20 steps with one accepted draft each."""
+    """Requests of 41 tokens each: one from the prefill, 40 from 20 steps with one accepted draft
+    each.
+    """
     record = RequestRecord(
-        arm=arm, ok=True, latency_s=latency_s, num_tokens=41, num_steps=num_steps, num_accepted=num_accepted
+        arm=arm,
+        ok=True,
+        latency_s=latency_s,
+        num_tokens=41,
+        num_steps=num_steps,
+        num_accepted=num_accepted,
     )
     return [record] * num
 
@@ -27,10 +41,18 @@ def failures(num: int, *, arm: str | None = "candidate") -> list[RequestRecord]:
 
 
 def judge(
-    records: list[RequestRecord], *, elapsed_s: float = 10, gate: float | None = 2.0, coverage: float | None = 0.5
+    records: list[RequestRecord],
+    *,
+    elapsed_s: float = 10,
+    gate: float | None = 2.0,
+    coverage: float | None = 0.5,
 ) -> tuple[bool | None, str]:
     return judge_step(
-        records, settings=SETTINGS, gate_acceptance_length=gate, elapsed_s=elapsed_s, min_draft_coverage=coverage
+        records,
+        settings=SETTINGS,
+        gate_acceptance_length=gate,
+        elapsed_s=elapsed_s,
+        min_draft_coverage=coverage,
     )
 
 
@@ -66,7 +88,8 @@ def test_failures_that_the_splitter_hid_from_the_client_count() -> None:
     assert judge_hidden(1)[0] is True
     assert judge_hidden(2) == (
         False,
-        "2 of 51 candidate requests failed, allowed 2.0%: the splitter sent them to the baseline instead",
+        "2 of 51 candidate requests failed, allowed 2.0%: the splitter sent them to the "
+        "baseline instead",
     )
     assert judge_hidden(0, "DOWN") == (False, "the splitter finds the candidate DOWN")
 
@@ -89,8 +112,8 @@ def test_few_requests_are_judged_on_errors_alone() -> None:
 
 
 def test_acceptance_needs_steps_not_requests() -> None:
-    # Under a schedule with K = 0 at this load only the last tokens are drafted: 4.0 over 20 steps says nothing,
-    # and neither does 1.0. Five requests that drafted all the way say enough.
+    # Under a schedule with K = 0 at this load only the last tokens are drafted: 4.0 over 20 steps
+    # says nothing, and neither does 1.0. Five requests that drafted all the way say enough.
     assert judge(answers(20, num_steps=1, num_accepted=3), coverage=None)[0] is True
     assert judge(answers(20, num_steps=1, num_accepted=0), coverage=None)[0] is True
     healthy, reason = judge(answers(5, num_accepted=0))

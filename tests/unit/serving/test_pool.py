@@ -51,7 +51,12 @@ def pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> EnginePool:
 def start(pool: EnginePool, key: str) -> Any:
     def make_spec(port: int) -> EngineSpec:
         return EngineSpec(
-            name=key, model_path="m", served_model_name="m", settings=EngineSettings(), port=port, device="cpu"
+            name=key,
+            model_path="m",
+            served_model_name="m",
+            settings=EngineSettings(),
+            port=port,
+            device="cpu",
         )
 
     return pool.start(key, make_spec, fingerprint=FINGERPRINT)

@@ -21,6 +21,8 @@ SETTINGS = CanarySettings(requests_in_flight=4)
         (((1, 4, 0), (5, 64, 2)), 4),
     ],
 )
-def test_last_step_runs_where_the_schedule_drafts(schedule: tuple[tuple[int, int, int], ...], load: int) -> None:
+def test_last_step_runs_where_the_schedule_drafts(
+    schedule: tuple[tuple[int, int, int], ...], load: int
+) -> None:
     assert _load(SETTINGS, schedule, 100) == load
     assert _load(SETTINGS, schedule, 50) == 4

@@ -50,9 +50,17 @@ def test_shares_that_cannot_be_given(percent: float) -> None:
 def test_stat_rows() -> None:
     slots = parse_stat(STAT)
     assert slots["candidate"].url == "http://127.0.0.1:8101"
-    assert (slots["candidate"].weight, slots["candidate"].num_sessions, slots["candidate"].num_total) == (5, 1, 7)
+    assert (
+        slots["candidate"].weight,
+        slots["candidate"].num_sessions,
+        slots["candidate"].num_total,
+    ) == (5, 1, 7)
     assert slots["candidate"].num_redispatched == 2
-    assert slots["candidate"].is_checked and slots["baseline"].is_up and not slots["baseline"].is_checked
+    assert (
+        slots["candidate"].is_checked
+        and slots["baseline"].is_up
+        and not slots["baseline"].is_checked
+    )
 
 
 @pytest.mark.parametrize(

@@ -59,29 +59,48 @@ def url_of(server: ThreadingHTTPServer) -> str:
 
 
 def test_a_number_of_requests_in_order_with_their_figures(server: ThreadingHTTPServer) -> None:
-    records = replay(url_of(server), "m", PROMPTS, requests_in_flight=1, max_tokens=9, num_requests=5)
-    assert [body["messages"][0]["content"] for body in Handler.bodies] == ["one", "two", "three", "one", "two"]
+    records = replay(
+        url_of(server), "m", PROMPTS, requests_in_flight=1, max_tokens=9, num_requests=5
+    )
+    assert [body["messages"][0]["content"] for body in Handler.bodies] == [
+        "one",
+        "two",
+        "three",
+        "one",
+        "two",
+    ]
     assert Handler.bodies[0] | {"messages": []} == {
         "model": "m", "max_tokens": 9, "temperature": 0.0, "return_token_ids": True, "messages": [],
     }  # fmt: skip
     assert [record.prompt for record in records] == [0, 1, 2, 0, 1]
     assert {(record.token_ids, record.was_cut) for record in records} == {((5, 6), True)}
-    assert {(r.arm, r.ok, r.num_tokens, r.num_steps, r.num_accepted) for r in records} == {("candidate", True, 9, 4, 4)}
+    assert {(r.arm, r.ok, r.num_tokens, r.num_steps, r.num_accepted) for r in records} == {
+        ("candidate", True, 9, 4, 4)
+    }
 
 
 def test_a_request_may_carry_more_than_messages(server: ThreadingHTTPServer) -> None:
     asked = {"messages": PROMPTS[0], "chat_template_kwargs": {"enable_thinking": False}}
     replay(url_of(server), "m", [asked], requests_in_flight=1, max_tokens=9, num_requests=1)
-    assert Handler.bodies == [{"model": "m", "max_tokens": 9, "temperature": 0.0, "return_token_ids": True, **asked}]
+    assert Handler.bodies == [
+        {"model": "m", "max_tokens": 9, "temperature": 0.0, "return_token_ids": True, **asked}
+    ]
 
 
 def test_more_senders_than_requests(server: ThreadingHTTPServer) -> None:
-    assert len(replay(url_of(server), "m", PROMPTS, requests_in_flight=8, max_tokens=9, num_requests=3)) == 3
+    assert (
+        len(
+            replay(url_of(server), "m", PROMPTS, requests_in_flight=8, max_tokens=9, num_requests=3)
+        )
+        == 3
+    )
 
 
 def test_duration(server: ThreadingHTTPServer) -> None:
     begin = time.monotonic()
-    records = replay(url_of(server), "m", PROMPTS, requests_in_flight=2, max_tokens=9, duration_s=1.0)
+    records = replay(
+        url_of(server), "m", PROMPTS, requests_in_flight=2, max_tokens=9, duration_s=1.0
+    )
     assert 1.0 <= time.monotonic() - begin < 30
     assert len(records) == len(Handler.bodies) > 2
 
@@ -109,8 +128,12 @@ def test_errors_are_records(server: ThreadingHTTPServer) -> None:
     bad = [[{"role": "user", "content": "bad"}]]
     [record] = replay(url_of(server), "m", bad, requests_in_flight=1, max_tokens=9, num_requests=1)
     assert (record.arm, record.ok, record.error) == ("candidate", False, "HTTP 503: no server")
-    [record] = replay("http://127.0.0.1:1", "m", bad, requests_in_flight=1, max_tokens=9, num_requests=1)
-    assert record.arm is None and record.error is not None and record.error.startswith("ConnectError")
+    [record] = replay(
+        "http://127.0.0.1:1", "m", bad, requests_in_flight=1, max_tokens=9, num_requests=1
+    )
+    assert (
+        record.arm is None and record.error is not None and record.error.startswith("ConnectError")
+    )
 
 
 def test_watch_is_asked_even_when_nothing_answers() -> None:
@@ -138,7 +161,9 @@ def test_what_is_not_a_completion(payload: bytes) -> None:
 
 def test_engine_without_drafter_has_no_steps() -> None:
     record = read_response(
-        httpx.Response(200, json={"choices": [{"token_ids": [7, 8, 9]}], "usage": {"completion_tokens": 3}}),
+        httpx.Response(
+            200, json={"choices": [{"token_ids": [7, 8, 9]}], "usage": {"completion_tokens": 3}}
+        ),
         latency_s=1,
     )
     assert record.ok and (record.num_tokens, record.num_steps) == (3, 0)

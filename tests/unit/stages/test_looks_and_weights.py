@@ -20,12 +20,19 @@ OTHER = TARGET.model_copy(update={"weights": "v"})
 def checkpoint(folder: Path, *, digest: str, weights: bytes = b"weights") -> CheckpointRef:
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(weights)
-    return CheckpointRef(path=str(folder), digest=digest, algorithm="dspark", fingerprint=TARGET, num_draft_tokens=4)
+    return CheckpointRef(
+        path=str(folder), digest=digest, algorithm="dspark", fingerprint=TARGET, num_draft_tokens=4
+    )
 
 
-def looked(state: Path, digest: str, *, candidate: str, look: int, fingerprint: TargetFingerprint = TARGET) -> None:
+def looked(
+    state: Path, digest: str, *, candidate: str, look: int, fingerprint: TargetFingerprint = TARGET
+) -> None:
     report: Any = SimpleNamespace(
-        digest=digest, look=look, created_at=now_utc(), target=SimpleNamespace(fingerprint=fingerprint)
+        digest=digest,
+        look=look,
+        created_at=now_utc(),
+        target=SimpleNamespace(fingerprint=fingerprint),
     )
     decision: Any = SimpleNamespace(candidate_digest=candidate, verdict=Verdict.INCONCLUSIVE)
     record_look(state, report, decision)

@@ -1,4 +1,6 @@
-"""What a report may lack because the recipe lets the machine's pace choose amounts, and what it may not."""
+"""What a report may lack because the recipe lets the machine's pace choose amounts, and what it may
+not.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ RECIPE = DEMO.model_copy(
 
 
 def report(mt_bench: int, humaneval: int, *, loads: tuple[int, ...], excluded: int = 0) -> Any:
-    names = [f"mt_bench/{n}" for n in range(mt_bench)] + [f"humaneval/{n}" for n in range(humaneval)]
+    names = [f"mt_bench/{n}" for n in range(mt_bench)] + [
+        f"humaneval/{n}" for n in range(humaneval)
+    ]
     candidate = SimpleNamespace(
         prompts=[SimpleNamespace(prompt_id=name) for name in names],
         speed=[SimpleNamespace(concurrency=load) for load in loads],
     )
     return SimpleNamespace(
-        arms={"candidate": candidate}, excluded={f"mt_bench/x{n}": "too long" for n in range(excluded)}
+        arms={"candidate": candidate},
+        excluded={f"mt_bench/x{n}": "too long" for n in range(excluded)},
     )
 
 
@@ -37,12 +42,18 @@ def asked(recipe: Any, about: Any) -> tuple[dict[str, int], tuple[int, ...]]:
 
 def test_fewer_prompts_and_loads_within_what_the_pace_gives_up() -> None:
     assert asked(RECIPE, report(12, 8, loads=(1,))) == ({"mt_bench": 12, "humaneval": 8}, (1,))
-    assert asked(RECIPE, report(11, 8, loads=(1, 4, 8), excluded=1)) == ({"mt_bench": 12, "humaneval": 8}, (1, 4, 8))
+    assert asked(RECIPE, report(11, 8, loads=(1, 4, 8), excluded=1)) == (
+        {"mt_bench": 12, "humaneval": 8},
+        (1, 4, 8),
+    )
 
 
 def test_never_less_than_the_minimum_nor_more_than_the_recipe() -> None:
     assert asked(RECIPE, report(3, 0, loads=())) == ({"mt_bench": 8, "humaneval": 8}, (1,))
-    assert asked(RECIPE, report(40, 40, loads=(1, 4, 8, 16))) == ({"mt_bench": 16, "humaneval": 8}, (1, 4, 8))
+    assert asked(RECIPE, report(40, 40, loads=(1, 4, 8, 16))) == (
+        {"mt_bench": 16, "humaneval": 8},
+        (1, 4, 8),
+    )
 
 
 def test_a_recipe_without_a_pace_asks_for_all() -> None:

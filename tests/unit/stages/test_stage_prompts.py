@@ -1,4 +1,6 @@
-"""A recipe's own slices: read whole, named by content, nested, kept out of training; variants and languages."""
+"""A recipe's own slices: read whole, named by content, nested, kept out of training; variants and
+languages.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from components.settings import EvaluationSettings
 from components.stages.prompts import held_out_texts, load_prompts, rows_set_aside
 
 THINKING = ({"enable_thinking": True}, {"enable_thinking": False})
-CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Bern"}'},
+}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
 
@@ -47,20 +53,27 @@ def one(path: Path, row: Mapping[str, Any]) -> Prompt:
 @pytest.fixture
 def questions(tmp_path: Path) -> Path:
     """40 rows of one question each."""
-    return write(tmp_path / "questions.jsonl", [{"prompt": f"What is {n} and {n + 7}?"} for n in range(40)])
+    return write(
+        tmp_path / "questions.jsonl", [{"prompt": f"What is {n} and {n + 7}?"} for n in range(40)]
+    )
 
 
 def test_built_in_slices_are_what_they_were() -> None:
     plain = EvaluationSettings(slices={"mt_bench": 6, "conversations": 6})
     ours, theirs = load_prompts(plain), load_builtin(plain)
-    assert [(p.prompt_id, p.messages, p.variant) for p in ours] == [(p.prompt_id, p.messages, {}) for p in theirs]
+    assert [(p.prompt_id, p.messages, p.variant) for p in ours] == [
+        (p.prompt_id, p.messages, {}) for p in theirs
+    ]
     assert prompt_digest(ours) == prompt_digest(theirs)
 
 
 def test_every_schema_and_format_gives_the_same_prompt(tmp_path: Path) -> None:
     openai = said(("user", "Tell me about bees."), ("assistant", "Bees fly."))
     sharegpt = {"conversations": [{"from": "human", "value": "Tell me about bees."}]}
-    found = {one(tmp_path / "a.jsonl", row).prompt_id for row in (openai, sharegpt, {"prompt": "Tell me about bees."})}
+    found = {
+        one(tmp_path / "a.jsonl", row).prompt_id
+        for row in (openai, sharegpt, {"prompt": "Tell me about bees."})
+    }
     pq.write_table(pa.Table.from_pylist([openai]), tmp_path / "a.parquet")
     (tmp_path / "a.txt").write_text("Tell me about bees.\n")
     for name in ("a.parquet", "a.txt"):
@@ -70,10 +83,18 @@ def test_every_schema_and_format_gives_the_same_prompt(tmp_path: Path) -> None:
 
 
 def test_system_and_earlier_answers_stay_and_the_last_answer_goes(tmp_path: Path) -> None:
-    turns = [("system", "Be brief."), ("user", "Bees?"), ("assistant", "They fly."), ("user", "And wasps?")]
+    turns = [
+        ("system", "Be brief."),
+        ("user", "Bees?"),
+        ("assistant", "They fly."),
+        ("user", "And wasps?"),
+    ]
     prompt = one(tmp_path / "a.jsonl", said(*turns, ("assistant", "")))
     assert [(m["role"], m["content"]) for m in prompt.messages] == turns
-    assert prompt.text == "system: Be brief.\n\nuser: Bees?\n\nassistant: They fly.\n\nuser: And wasps?"
+    assert (
+        prompt.text
+        == "system: Be brief.\n\nuser: Bees?\n\nassistant: They fly.\n\nuser: And wasps?"
+    )
     assert prompt == one(tmp_path / "a.jsonl", said(*turns))
 
 
@@ -89,14 +110,18 @@ def test_tools_calls_and_results_are_context(tmp_path: Path) -> None:
     }
     prompt = one(tmp_path / "a.jsonl", row)
     assert [m["role"] for m in prompt.messages] == ["user", "assistant", "tool"]
-    assert prompt.messages[1]["tool_calls"] == [CALL]  # arguments as text, as an endpoint takes them
+    assert prompt.messages[1]["tool_calls"] == [
+        CALL
+    ]  # arguments as text, as an endpoint takes them
     assert prompt.request_options == {"tools": TOOLS, "tool_choice": "none"}
     assert '"name": "weather"' in prompt.text
     bare = one(tmp_path / "b.jsonl", {"messages": row["messages"]})
     assert bare.prompt_id != prompt.prompt_id and prompt_digest([bare]) != prompt_digest([prompt])
 
 
-def test_a_smaller_number_is_a_subset_whatever_the_order_of_rows(questions: Path, tmp_path: Path) -> None:
+def test_a_smaller_number_is_a_subset_whatever_the_order_of_rows(
+    questions: Path, tmp_path: Path
+) -> None:
     small, large = (load_prompts(settings(questions, n)) for n in (8, 30))
     assert len(small) == 8 and {p.prompt_id for p in small} < {p.prompt_id for p in large}
     lines = questions.read_text().splitlines(keepends=True)
@@ -111,8 +136,15 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert one(path, {"prompt": "Tell me about the wasps."}) != before
 
 
-def test_what_cannot_be_read_is_counted_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [{"prompt": "Tell me about bees."}, {"prompt": "Tell me about bees."}, {"messages": 3}, {"other": 1}]
+def test_what_cannot_be_read_is_counted_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        {"prompt": "Tell me about bees."},
+        {"prompt": "Tell me about bees."},
+        {"messages": 3},
+        {"other": 1},
+    ]
     path = write(tmp_path / "a.jsonl", rows)
     reasons = {
         "repeats another row": 1,
@@ -121,7 +153,9 @@ def test_what_cannot_be_read_is_counted_and_told(tmp_path: Path, caplog: pytest.
     }
     assert rows_set_aside(settings(path, 1)) == {"ours": reasons}
     assert "3 of 4 rows set aside" in caplog.text
-    with pytest.raises(EvaluationError, match=r"got 1 usable prompts in 4 rows; set aside: no column.*expected 2"):
+    with pytest.raises(
+        EvaluationError, match=r"got 1 usable prompts in 4 rows; set aside: no column.*expected 2"
+    ):
         load_prompts(settings(path, 2))
 
 
@@ -139,8 +173,15 @@ def test_a_hub_set_is_read_in_order(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     rows = [{"question": f"What is {n} and {n + 7}?", "answer": "x"} for n in range(6)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "set" / "test.parquet")
-    hub = {"kind": "huggingface", "repo_id": str(tmp_path / "set"), "split": "test", "column": "question"}
-    prompts = load_prompts(EvaluationSettings.model_validate({"slices": {"hub": {**hub, "num_prompts": 4}}}))
+    hub = {
+        "kind": "huggingface",
+        "repo_id": str(tmp_path / "set"),
+        "split": "test",
+        "column": "question",
+    }
+    prompts = load_prompts(
+        EvaluationSettings.model_validate({"slices": {"hub": {**hub, "num_prompts": 4}}})
+    )
     assert len(prompts) == 4 and all(p.text.startswith("What is") for p in prompts)
     wrong = {**hub, "column": "prompt", "num_prompts": 4}
     with pytest.raises(EvaluationError, match="no column 'prompt'"):
@@ -164,7 +205,9 @@ def test_a_single_variant_is_sent_and_changes_no_id(questions: Path) -> None:
     chosen = settings(questions, 5)
     single = load_prompts(chosen, template_variants=THINKING[1:])
     assert [p.prompt_id for p in single] == [p.prompt_id for p in load_prompts(chosen)]
-    assert all(p.request_options == {"chat_template_kwargs": {"enable_thinking": False}} for p in single)
+    assert all(
+        p.request_options == {"chat_template_kwargs": {"enable_thinking": False}} for p in single
+    )
     assert prompt_digest(single) == prompt_digest(load_prompts(chosen))
 
 
@@ -178,7 +221,12 @@ def test_variants_do_not_follow_the_stride_of_a_subsample(questions: Path) -> No
 
 def test_languages_are_told_from_the_users_text(tmp_path: Path) -> None:
     french = ("user", "Écris une lettre à un ami qui habite à Lyon, s'il te plaît.")
-    assert one(tmp_path / "a.jsonl", said(("system", "You answer in English, always."), french)).language == "fr"
+    assert (
+        one(
+            tmp_path / "a.jsonl", said(("system", "You answer in English, always."), french)
+        ).language
+        == "fr"
+    )
     assert one(tmp_path / "b.jsonl", {"prompt": "Hi?"}).language is None
 
 
@@ -201,6 +249,11 @@ def test_only_the_chosen_ones_where_training_draws_from_the_same_source(question
 
 
 def test_a_common_system_message_keeps_nothing_out(tmp_path: Path) -> None:
-    system = "You are a helpful assistant that answers every question in a friendly way and never lies to anyone."
-    path = write(tmp_path / "a.jsonl", [said(("system", system), ("user", "Tell me all about the bees."))])
+    system = (
+        "You are a helpful assistant that answers every question in a friendly way and "
+        "never lies to anyone."
+    )
+    path = write(
+        tmp_path / "a.jsonl", [said(("system", system), ("user", "Tell me all about the bees."))]
+    )
     assert held_out_texts(settings(path, 1)) == ["Tell me all about the bees."]

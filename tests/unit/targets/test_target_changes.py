@@ -21,7 +21,11 @@ OLD = TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s
         ({"serving": "S"}, (ChangeKind.SERVING,), ChangeAction.REMEASURE),
         ({"weights": "W"}, (ChangeKind.WEIGHTS,), ChangeAction.REMEASURE),
         ({"weights": "W", "quantization": "Q"}, (ChangeKind.QUANTIZATION,), ChangeAction.REMEASURE),
-        ({"weights": "W", "serving": "S"}, (ChangeKind.WEIGHTS, ChangeKind.SERVING), ChangeAction.REMEASURE),
+        (
+            {"weights": "W", "serving": "S"},
+            (ChangeKind.WEIGHTS, ChangeKind.SERVING),
+            ChangeAction.REMEASURE,
+        ),
         ({"tokenizer": "T"}, (ChangeKind.TOKENIZER,), ChangeAction.RETRAIN),
         (
             {"tokenizer": "T", "weights": "W", "serving": "S"},
@@ -30,7 +34,9 @@ OLD = TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s
         ),
     ],
 )
-def test_classification(changes: dict[str, str], kinds: tuple[ChangeKind, ...], action: ChangeAction) -> None:
+def test_classification(
+    changes: dict[str, str], kinds: tuple[ChangeKind, ...], action: ChangeAction
+) -> None:
     change = classify_change(OLD, OLD.model_copy(update=changes))
     assert (change.kinds, change.action) == (kinds, action)
     assert change.reason
@@ -43,7 +49,12 @@ def test_no_release_yet_means_training() -> None:
 
 @pytest.mark.parametrize(
     ("new", "action"),
-    [(1.6, ChangeAction.REBIND), (1.5, ChangeAction.REBIND), (1.35, ChangeAction.REBIND), (1.34, ChangeAction.RETRAIN)],
+    [
+        (1.6, ChangeAction.REBIND),
+        (1.5, ChangeAction.REBIND),
+        (1.35, ChangeAction.REBIND),
+        (1.34, ChangeAction.RETRAIN),
+    ],
 )
 def test_policy_at_its_threshold(new: float, action: ChangeAction) -> None:
     decision = policy_after_measurement(
@@ -61,13 +72,19 @@ def test_policy_at_its_threshold(new: float, action: ChangeAction) -> None:
 def test_what_was_not_measured_decides_nothing(length: float) -> None:
     with pytest.raises(EvaluationError, match="not an acceptance length"):
         policy_after_measurement(
-            old_acceptance_length=1.5, new_acceptance_length=length, num_prompts=40, settings=WatchSettings()
+            old_acceptance_length=1.5,
+            new_acceptance_length=length,
+            num_prompts=40,
+            settings=WatchSettings(),
         )
 
 
 def test_too_few_common_prompts_retrain() -> None:
     decision = policy_after_measurement(
-        old_acceptance_length=1.5, new_acceptance_length=1.5, num_prompts=7, settings=WatchSettings()
+        old_acceptance_length=1.5,
+        new_acceptance_length=1.5,
+        num_prompts=7,
+        settings=WatchSettings(),
     )
     assert decision.action is ChangeAction.RETRAIN
     assert "7 prompts in common, too few" in decision.reason

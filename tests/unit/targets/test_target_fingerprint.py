@@ -15,7 +15,11 @@ from components.contracts import TargetFingerprint
 from components.errors import TargetError
 from components.settings import EngineSettings
 from components.targets import fingerprint as module
-from components.targets.fingerprint import describe_quantization, fingerprint_target, make_target_ref
+from components.targets.fingerprint import (
+    describe_quantization,
+    fingerprint_target,
+    make_target_ref,
+)
 
 ENGINE = EngineSettings()
 
@@ -32,7 +36,9 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 def changed_parts(old: TargetFingerprint, new: TargetFingerprint) -> set[str]:
-    return {part for part in TargetFingerprint.model_fields if getattr(old, part) != getattr(new, part)}
+    return {
+        part for part in TargetFingerprint.model_fields if getattr(old, part) != getattr(new, part)
+    }
 
 
 def test_sharding_names_and_folder_do_not_matter(target: Path) -> None:
@@ -41,7 +47,11 @@ def test_sharding_names_and_folder_do_not_matter(target: Path) -> None:
     names = sorted(tensors)
     halves = {"a-00001.safetensors": names[::2], "b-00002.safetensors": names[1::2]}
     for file, part in halves.items():
-        save_file({name: tensors[name].clone() for name in part}, target / file, metadata={"saved_by": "another"})
+        save_file(
+            {name: tensors[name].clone() for name in part},
+            target / file,
+            metadata={"saved_by": "another"},
+        )
     (target / "model.safetensors").unlink()
     index = {"weight_map": {name: file for file, part in halves.items() for name in part}}
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -60,7 +70,11 @@ def test_one_bit_of_one_weight_is_seen(target: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "changes", "parts"),
     [
-        ("config.json", {"transformers_version": "9.9", "_name_or_path": "x", "use_cache": False}, set()),
+        (
+            "config.json",
+            {"transformers_version": "9.9", "_name_or_path": "x", "use_cache": False},
+            set(),
+        ),
         ("config.json", {"rms_norm_eps": 1e-3}, {"weights"}),
         ("config.json", {"num_key_value_heads": 2}, {"weights"}),
         ("config.json", {"quantization_config": {"quant_method": "fp8"}}, {"quantization"}),
@@ -71,14 +85,20 @@ def test_one_bit_of_one_weight_is_seen(target: Path) -> None:
         ("tokenizer.json", {"normalizer": {"type": "NFC"}}, {"tokenizer"}),
     ],
 )
-def test_edits_move_their_own_part(target: Path, file: str, changes: dict[str, Any], parts: set[str]) -> None:
+def test_edits_move_their_own_part(
+    target: Path, file: str, changes: dict[str, Any], parts: set[str]
+) -> None:
     before = fingerprint_target(target, engine=ENGINE)
     edit_json(target / file, **changes)
     assert changed_parts(before, fingerprint_target(target, engine=ENGINE)) == parts
 
 
 def test_rotary_settings_in_either_spelling(target: Path) -> None:
-    edit_json(target / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, rope_theta=...)
+    edit_json(
+        target / "config.json",
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rope_theta=...,
+    )
     new_spelling = fingerprint_target(target, engine=ENGINE)
     edit_json(target / "config.json", rope_parameters=..., rope_theta=10000, rope_scaling=None)
     assert fingerprint_target(target, engine=ENGINE) == new_spelling
@@ -108,16 +128,23 @@ def test_chat_template_and_merge_spelling(target: Path) -> None:
         ({"max_model_len": 512}, {"serving"}),
         ({"extra_args": ("--quantization", "fp8")}, {"serving"}),
         ({"extra_args": ("--seed", "1")}, set()),
-        ({"max_num_seqs": 3, "kv_cache_gib": 9.0, "startup_timeout_s": 1.0, "device": "cpu"}, set()),
+        (
+            {"max_num_seqs": 3, "kv_cache_gib": 9.0, "startup_timeout_s": 1.0, "device": "cpu"},
+            set(),
+        ),
     ],
 )
-def test_only_numeric_engine_settings_count(tiny_target: Path, changes: dict[str, Any], parts: set[str]) -> None:
+def test_only_numeric_engine_settings_count(
+    tiny_target: Path, changes: dict[str, Any], parts: set[str]
+) -> None:
     before = fingerprint_target(tiny_target, engine=ENGINE)
     after = fingerprint_target(tiny_target, engine=ENGINE.model_copy(update=changes))
     assert changed_parts(before, after) == parts
 
 
-def test_the_cache_is_used_and_never_stale(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_used_and_never_stale(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache_dir = tmp_path / "cache"
     before = fingerprint_target(target, engine=ENGINE, cache_dir=cache_dir)
     with monkeypatch.context() as patch:
@@ -125,7 +152,9 @@ def test_the_cache_is_used_and_never_stale(target: Path, tmp_path: Path, monkeyp
         assert fingerprint_target(target, engine=ENGINE, cache_dir=cache_dir) == before
     file = target / "model.safetensors"
     times = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
-    with file.open("r+b") as handle:  # same size, same inode; the modification time is set back afterwards
+    with file.open(
+        "r+b"
+    ) as handle:  # same size, same inode; the modification time is set back afterwards
         handle.seek(-1, 2)
         last = handle.read(1)
         handle.seek(-1, 2)
@@ -133,8 +162,14 @@ def test_the_cache_is_used_and_never_stale(target: Path, tmp_path: Path, monkeyp
     import os
 
     os.utime(file, ns=times)
-    assert changed_parts(before, fingerprint_target(target, engine=ENGINE, cache_dir=cache_dir)) == {"weights"}
-    assert not [p for p in target.iterdir() if p.name not in {f.name for f in target.glob("*.j*")} | {file.name}]
+    assert changed_parts(
+        before, fingerprint_target(target, engine=ENGINE, cache_dir=cache_dir)
+    ) == {"weights"}
+    assert not [
+        p
+        for p in target.iterdir()
+        if p.name not in {f.name for f in target.glob("*.j*")} | {file.name}
+    ]
 
 
 def test_incomplete_targets_are_named(target: Path, tmp_path: Path) -> None:
@@ -158,7 +193,9 @@ def test_incomplete_targets_are_named(target: Path, tmp_path: Path) -> None:
     assert "not a safetensors file" in message(target)
     (target / "model.safetensors").unlink()
     assert "has no safetensors" in message(target)
-    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    (target / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "gone.safetensors"}})
+    )
     assert "gone.safetensors" in message(target)
     (target / "config.json").write_text("{broken")
     assert "cannot be read" in message(target)
@@ -182,7 +219,9 @@ def test_a_tensor_in_two_files_is_refused(target: Path) -> None:
             {
                 "quant_method": "compressed-tensors",
                 "format": "pack-quantized",
-                "config_groups": {"group_0": {"weights": {"num_bits": 4}, "input_activations": None}},
+                "config_groups": {
+                    "group_0": {"weights": {"num_bits": 4}, "input_activations": None}
+                },
             },
             "compressed-tensors pack-quantized W4A16",
         ),

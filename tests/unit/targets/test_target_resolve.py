@@ -23,8 +23,12 @@ ENGINE = EngineSettings()
 NUM_HEADS, NUM_KV_HEADS = 2, 1
 
 
-def write_gguf(target: Path, path: Path, *, template: bool = True, architecture: str = "llama") -> Path:
-    """The tiny target as GGUF, the way llama.cpp writes a Llama: q and k permuted, float32, tied embeddings."""
+def write_gguf(
+    target: Path, path: Path, *, template: bool = True, architecture: str = "llama"
+) -> Path:
+    """The tiny target as GGUF, the way llama.cpp writes a Llama: q and k permuted, float32, tied
+    embeddings.
+    """
     config = json.loads((target / "config.json").read_text())
     tokenizer = json.loads((target / "tokenizer.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
@@ -42,7 +46,9 @@ def write_gguf(target: Path, path: Path, *, template: bool = True, architecture:
     special = {token["content"] for token in tokenizer["added_tokens"]}
     writer.add_token_list(vocabulary)
     writer.add_token_types([3 if token in special else 1 for token in vocabulary])
-    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]])
+    writer.add_token_merges(
+        [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
+    )
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)
@@ -70,20 +76,31 @@ def permuted(name: str, weight: np.ndarray) -> np.ndarray:
     if not heads:
         return weight
     rows, columns = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    return (
+        weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    )
 
 
 def test_gguf_round_trip_is_exact(tiny_target: Path, tmp_path: Path) -> None:
-    converted = convert_gguf(write_gguf(tiny_target, tmp_path / "tiny.gguf"), tmp_path / "converted")
-    old, new = load_file(tiny_target / "model.safetensors"), load_file(converted / "model.safetensors")
+    converted = convert_gguf(
+        write_gguf(tiny_target, tmp_path / "tiny.gguf"), tmp_path / "converted"
+    )
+    old, new = (
+        load_file(tiny_target / "model.safetensors"),
+        load_file(converted / "model.safetensors"),
+    )
     assert set(old) == set(new)
     assert all(torch.equal(old[name], new[name]) for name in old)
     tokenizers = [AutoTokenizer.from_pretrained(path) for path in (tiny_target, converted)]
     messages = [{"role": "user", "content": "What is 12 + 5?\n\n  Thanks, Zoë 🙂"}]
-    ids = [t.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] for t in tokenizers]
+    ids = [
+        t.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] for t in tokenizers
+    ]
     assert ids[0] == ids[1]
     assert tokenizers[1].decode(ids[1]) == tokenizers[0].decode(ids[0])
-    models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in (tiny_target, converted)]
+    models = [
+        AutoModelForCausalLM.from_pretrained(path).eval() for path in (tiny_target, converted)
+    ]
     with torch.no_grad():
         logits = [model(torch.tensor([ids[0]])).logits for model in models]
     assert torch.equal(logits[0], logits[1])
@@ -92,8 +109,12 @@ def test_gguf_round_trip_is_exact(tiny_target: Path, tmp_path: Path) -> None:
 def test_gguf_that_cannot_be_converted(tiny_target: Path, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no chat template"):
         convert_gguf(write_gguf(tiny_target, tmp_path / "a.gguf", template=False), tmp_path / "a")
-    with pytest.raises(TargetError, match="architecture cannot be converted; got qwen2; expected llama"):
-        convert_gguf(write_gguf(tiny_target, tmp_path / "b.gguf", architecture="qwen2"), tmp_path / "b")
+    with pytest.raises(
+        TargetError, match="architecture cannot be converted; got qwen2; expected llama"
+    ):
+        convert_gguf(
+            write_gguf(tiny_target, tmp_path / "b.gguf", architecture="qwen2"), tmp_path / "b"
+        )
     (tmp_path / "c.gguf").write_bytes(b"nothing of the kind" * 10)
     with pytest.raises(TargetError, match="cannot be read as GGUF"):
         convert_gguf(tmp_path / "c.gguf", tmp_path / "c")
@@ -133,7 +154,9 @@ def test_package_target_is_converted_once(package: TargetSettings, tmp_path: Pat
 def test_bad_packages_are_named_with_their_remedy(package: TargetSettings, tmp_path: Path) -> None:
     def message(**changes: str) -> str:
         with pytest.raises(TargetError) as caught:
-            resolve_target(package.model_copy(update=changes), cache_dir=tmp_path / "cache", engine=ENGINE)
+            resolve_target(
+                package.model_copy(update=changes), cache_dir=tmp_path / "cache", engine=ENGINE
+            )
         return str(caught.value)
 
     assert "sha256 mismatch" in message(sha256="0" * 64)
@@ -160,4 +183,8 @@ def test_a_local_folder_is_used_where_it_is(tiny_target: Path, tmp_path: Path) -
     target = resolve_target(settings, cache_dir=tmp_path, engine=ENGINE)
     assert Path(target.path) == tiny_target.resolve()
     with pytest.raises(TargetError, match="does not exist"):
-        resolve_target(settings.model_copy(update={"path": str(tmp_path / "no")}), cache_dir=tmp_path, engine=ENGINE)
+        resolve_target(
+            settings.model_copy(update={"path": str(tmp_path / "no")}),
+            cache_dir=tmp_path,
+            engine=ENGINE,
+        )

@@ -23,7 +23,10 @@ from components.targets.publish import publish_target, read_published
 from components.targets.quantize import quantize_int8_w8a8, quantize_weight
 
 ENGINE = EngineSettings()
-TEXTS = ["<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nGood day to you, my dear friend.<|im_end|>\n"] * 8
+TEXTS = [
+    "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nGood day to you, my dear "
+    "friend.<|im_end|>\n"
+] * 8
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +39,9 @@ def one_thread() -> Iterator[None]:
 
 
 def kinds(old: Path, new: Path) -> tuple[ChangeKind, ...]:
-    return classify_change(fingerprint_target(old, engine=ENGINE), fingerprint_target(new, engine=ENGINE)).kinds
+    return classify_change(
+        fingerprint_target(old, engine=ENGINE), fingerprint_target(new, engine=ENGINE)
+    ).kinds
 
 
 def test_a_weight_is_restored_within_half_a_step() -> None:
@@ -54,7 +59,10 @@ def test_a_weight_is_restored_within_half_a_step() -> None:
 
 def test_every_linear_but_the_head_is_quantized(tiny_target: Path, tmp_path: Path) -> None:
     quantized = quantize_int8_w8a8(tiny_target, tmp_path / "int8")
-    old, new = load_file(tiny_target / "model.safetensors"), load_file(quantized / "model.safetensors")
+    old, new = (
+        load_file(tiny_target / "model.safetensors"),
+        load_file(quantized / "model.safetensors"),
+    )
     projections = {name for name in old if name.endswith("_proj.weight")}
     assert len(projections) == 4 * 7
     assert set(new) == set(old) | {f"{name}_scale" for name in projections}
@@ -73,16 +81,28 @@ def test_sharded_targets_stay_sharded(tiny_target: Path, tmp_path: Path) -> None
     shutil.copytree(tiny_target, sharded)
     tensors = load_file(sharded / "model.safetensors")
     (sharded / "model.safetensors").unlink()
-    weight_map = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(sorted(tensors))}
+    weight_map = {
+        name: f"model-{index % 2}.safetensors" for index, name in enumerate(sorted(tensors))
+    }
     for file in set(weight_map.values()):
-        save_file({name: tensors[name] for name, where in weight_map.items() if where == file}, sharded / file)
-    (sharded / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        save_file(
+            {name: tensors[name] for name, where in weight_map.items() if where == file},
+            sharded / file,
+        )
+    (sharded / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     whole = quantize_int8_w8a8(tiny_target, tmp_path / "whole")
     parts = quantize_int8_w8a8(sharded, tmp_path / "parts")
     assert fingerprint_target(whole, engine=ENGINE) == fingerprint_target(parts, engine=ENGINE)
     tuned = tmp_path / "tuned"
-    finetune_target(sharded, tuned, num_steps=1, learning_rate=1e-3, texts=TEXTS, tokens_per_step=64)
-    assert sorted(p.name for p in tuned.glob("*.safetensors")) == ["model-0.safetensors", "model-1.safetensors"]
+    finetune_target(
+        sharded, tuned, num_steps=1, learning_rate=1e-3, texts=TEXTS, tokens_per_step=64
+    )
+    assert sorted(p.name for p in tuned.glob("*.safetensors")) == [
+        "model-0.safetensors",
+        "model-1.safetensors",
+    ]
 
 
 def test_a_mixture_of_experts_is_refused(tiny_target: Path, tmp_path: Path) -> None:
@@ -94,7 +114,13 @@ def test_a_mixture_of_experts_is_refused(tiny_target: Path, tmp_path: Path) -> N
 
 
 def test_a_fine_tune_learns_its_texts_and_is_repeatable(tiny_target: Path, tmp_path: Path) -> None:
-    settings = {"num_steps": 16, "learning_rate": 5e-3, "texts": TEXTS, "seed": 1, "tokens_per_step": 64}
+    settings = {
+        "num_steps": 16,
+        "learning_rate": 5e-3,
+        "texts": TEXTS,
+        "seed": 1,
+        "tokens_per_step": 64,
+    }
     losses = finetune_target(tiny_target, tmp_path / "a", **settings)
     assert len(losses) == 16
     assert losses[-1] < losses[0] / 2
@@ -105,9 +131,18 @@ def test_a_fine_tune_learns_its_texts_and_is_repeatable(tiny_target: Path, tmp_p
 
 def test_only_the_last_layers_change_when_asked(tiny_target: Path, tmp_path: Path) -> None:
     finetune_target(
-        tiny_target, tmp_path / "t", num_steps=2, learning_rate=1e-2, texts=TEXTS, tokens_per_step=64, num_layers=1
+        tiny_target,
+        tmp_path / "t",
+        num_steps=2,
+        learning_rate=1e-2,
+        texts=TEXTS,
+        tokens_per_step=64,
+        num_layers=1,
     )
-    old, new = load_file(tiny_target / "model.safetensors"), load_file(tmp_path / "t" / "model.safetensors")
+    old, new = (
+        load_file(tiny_target / "model.safetensors"),
+        load_file(tmp_path / "t" / "model.safetensors"),
+    )
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed
     assert all(name.startswith(("model.layers.3.", "model.norm.")) for name in changed)
@@ -118,12 +153,20 @@ def test_a_failed_fine_tune_leaves_nothing(tiny_target: Path, tmp_path: Path) ->
         finetune_target(tiny_target, tmp_path / "t", num_steps=1, learning_rate=1e-3, texts=["hi"])
     with pytest.raises(TargetError, match="cannot train so many layers"):
         finetune_target(
-            tiny_target, tmp_path / "t", num_steps=1, learning_rate=1e-3, texts=TEXTS, num_layers=9, tokens_per_step=64
+            tiny_target,
+            tmp_path / "t",
+            num_steps=1,
+            learning_rate=1e-3,
+            texts=TEXTS,
+            num_layers=9,
+            tokens_per_step=64,
         )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fine_tune_in_a_process_of_its_own_reports_and_fails_in_words(tiny_target: Path, tmp_path: Path) -> None:
+def test_a_fine_tune_in_a_process_of_its_own_reports_and_fails_in_words(
+    tiny_target: Path, tmp_path: Path
+) -> None:
     told: list[tuple[str, int, int]] = []
     losses = finetune_in_process(
         tiny_target, tmp_path / "t", num_steps=4, learning_rate=5e-3, texts=TEXTS * 40,
@@ -133,7 +176,9 @@ def test_a_fine_tune_in_a_process_of_its_own_reports_and_fails_in_words(tiny_tar
     assert told[-1][1:] == (4, 4)
     assert kinds(tiny_target, tmp_path / "t") == (ChangeKind.WEIGHTS,)
     with pytest.raises(TargetError, match=r"the fine-tune failed.*too little text"):
-        finetune_in_process(tiny_target, tmp_path / "u", num_steps=1, learning_rate=1e-3, texts=["hi"])
+        finetune_in_process(
+            tiny_target, tmp_path / "u", num_steps=1, learning_rate=1e-3, texts=["hi"]
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 

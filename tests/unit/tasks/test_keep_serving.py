@@ -14,7 +14,9 @@ NEW, OLD = "fingerprint of the new target", "fingerprint of the old one"
 
 
 def release(fingerprint: str, digest: str) -> Any:
-    return SimpleNamespace(target=SimpleNamespace(fingerprint=fingerprint), checkpoint=SimpleNamespace(digest=digest))
+    return SimpleNamespace(
+        target=SimpleNamespace(fingerprint=fingerprint), checkpoint=SimpleNamespace(digest=digest)
+    )
 
 
 class Production:
@@ -27,11 +29,17 @@ class Production:
         return self.pair == (fingerprint, checkpoint_digest)
 
 
-def kept(monkeypatch: pytest.MonkeyPatch, production: Production | None, champion: Any) -> list[str]:
+def kept(
+    monkeypatch: pytest.MonkeyPatch, production: Production | None, champion: Any
+) -> list[str]:
     """Keys of the engines handed over after a rollback of a release on the new target."""
     keys: list[str] = []
-    loop = SimpleNamespace(engines=SimpleNamespace(hand_over=keys.append), state_dir=Path("state"), supervisor_pid=1)
-    monkeypatch.setattr(serving, "ProductionEngine", SimpleNamespace(find=lambda _folder: production))
+    loop = SimpleNamespace(
+        engines=SimpleNamespace(hand_over=keys.append), state_dir=Path("state"), supervisor_pid=1
+    )
+    monkeypatch.setattr(
+        serving, "ProductionEngine", SimpleNamespace(find=lambda _folder: production)
+    )
     monkeypatch.setattr(serving, "put_into_production", lambda *_args, **_kwargs: None)
     monkeypatch.setattr(serving, "released_key", lambda one: f"released {one.checkpoint.digest}")
     monkeypatch.setattr(serving, "plain_key", lambda _target: "plain")
@@ -48,7 +56,9 @@ def test_no_draft_replaces_an_engine_of_the_old_target(monkeypatch: pytest.Monke
     assert kept(monkeypatch, Production(OLD, "champion"), champion) == ["plain"]
 
 
-def test_a_champion_that_was_started_for_the_canary_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_champion_that_was_started_for_the_canary_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert kept(monkeypatch, None, release(NEW, "champion")) == ["released champion"]
 
 

@@ -1,4 +1,6 @@
-"""What the flows of one run share of its pace: the recipe as chosen, the time that is left, the limit on training."""
+"""What the flows of one run share of its pace: the recipe as chosen, the time that is left, the
+limit on training.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,13 @@ from tasks import training
 from tasks.loop import Loop
 
 PROBE = MachineProbe(
-    engine_up_s=30, tokens_per_s={4: 80, 64: 320}, prompt_tokens_per_s=1400, training_step_s=0.4, trainer_up_s=20,
+    engine_up_s=30,
+    tokens_per_s={4: 80, 64: 320},
+    prompt_tokens_per_s=1400,
+    training_step_s=0.4,
+    trainer_up_s=20,
     duration_s=40,
-)  # fmt: skip
+)
 
 
 def loop_of(recipe: Recipe, **fields: Any) -> Loop:
@@ -38,7 +44,9 @@ def test_before_a_plan_the_recipe_is_as_asked_and_after_it_as_chosen() -> None:
 def test_time_counts_from_when_the_command_began() -> None:
     hour_ago = now_utc() - timedelta(hours=1)
     assert loop_of(load_recipe("demo")).left_s == pytest.approx(1150, abs=30)
-    assert loop_of(load_recipe("demo"), begun_at=hour_ago).left_s == pytest.approx(1150 - 3600, abs=30)
+    assert loop_of(load_recipe("demo"), begun_at=hour_ago).left_s == pytest.approx(
+        1150 - 3600, abs=30
+    )
     assert loop_of(load_recipe("qwen3-8b"), begun_at=hour_ago).left_s == float("inf")
 
 

@@ -1,4 +1,6 @@
-"""The parts of tasks that are logic: what is retried, what a user sees of an error, names of artifacts."""
+"""The parts of tasks that are logic: what is retried, what a user sees of an error, names of
+artifacts.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,11 @@ def test_artifact_keys_hold_what_prefect_allows() -> None:
 
 
 def test_markdown_table_escapes_pipes() -> None:
-    assert markdown_table(("a", "b"), [("x|y", 1)]).splitlines() == ["| a | b |", "| --- | --- |", "| x\\|y | 1 |"]
+    assert markdown_table(("a", "b"), [("x|y", 1)]).splitlines() == [
+        "| a | b |",
+        "| --- | --- |",
+        "| x\\|y | 1 |",
+    ]
 
 
 def test_a_package_target_is_watched_in_the_state_folder() -> None:

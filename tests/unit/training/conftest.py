@@ -26,9 +26,13 @@ def make_drafter(tiny_target: Path) -> Callable[..., Any]:
 
     def make(*, pruned: bool = True, seed: int = 0, **settings: Any) -> Any:
         counts_V = torch.ones(read_lm_head(tiny_target).shape[0], dtype=torch.long)
-        draft_vocab = build_draft_vocabulary(counts_V, size=256, min_coverage=0.1) if pruned else None
+        draft_vocab = (
+            build_draft_vocabulary(counts_V, size=256, min_coverage=0.1) if pruned else None
+        )
         shape = DrafterSettings(**{"num_layers": 2, "block_size": 4, "markov_rank": 8, **settings})
-        return build_drafter(shape, target_path=tiny_target, aux_layer_ids=AUX, draft_vocab=draft_vocab, seed=seed)
+        return build_drafter(
+            shape, target_path=tiny_target, aux_layer_ids=AUX, draft_vocab=draft_vocab, seed=seed
+        )
 
     return make
 
@@ -37,4 +41,6 @@ def make_drafter(tiny_target: Path) -> Callable[..., Any]:
 def packs(tiny_target: Path) -> list[Pack]:
     """Packs of at most 96 tokens, several documents each."""
     reader = OfflineReader(tiny_target, aux_layer_ids=AUX)
-    return list(pack_samples(reader.stream(random_requests(24, vocab_size=VOCAB_SIZE)), max_tokens=96))
+    return list(
+        pack_samples(reader.stream(random_requests(24, vocab_size=VOCAB_SIZE)), max_tokens=96)
+    )

@@ -1,4 +1,6 @@
-"""Confidences of held-out blocks: which slots count, whose conversation they are, and the fit that follows."""
+"""Confidences of held-out blocks: which slots count, whose conversation they are, and the fit that
+follows.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ import torch
 from components.drafter.start import read_lm_head
 from components.settings import TrainingSettings
 from components.training.checks.acceptance import target_words
-from components.training.checks.calibrate import calibrate, calibration_line, calibration_metrics, collect_confidences
+from components.training.checks.calibrate import (
+    calibrate,
+    calibration_line,
+    calibration_metrics,
+    collect_confidences,
+)
 from components.training.objectives.block import BlockObjective
 from components.training.packing import Pack, choose_blocks
 
@@ -48,7 +55,9 @@ def test_a_greedy_text_keeps_all_slots_and_counts_conversations(
     held = collect_confidences(objective, iter(texts), lm_head_VH=head_VH, num_draft_tokens=K)
     assert held is not None
     blocks = [choose_blocks(pack, num_draft_tokens=K, num_anchors=None) for pack in texts]
-    np.testing.assert_array_equal(held.valid_NK, np.concatenate([b.valid_NK.numpy() for b in blocks if b]))
+    np.testing.assert_array_equal(
+        held.valid_NK, np.concatenate([b.valid_NK.numpy() for b in blocks if b])
+    )
     assert held.logits_NK.shape == held.accepted_NK.shape == held.valid_NK.shape
     num_documents = sum(len(b.spans) for b in blocks if b)
     assert sorted(set(held.conversations_N.tolist())) == list(range(num_documents))
@@ -72,25 +81,40 @@ def test_a_sampled_text_ends_blocks_where_it_leaves_the_greedy_path(
     assert blocks is not None
     n = int(torch.nonzero(blocks.valid_NK.all(1)).flatten()[0])
     anchor = int(blocks.anchors_N[n])
-    text.token_ids_T[anchor + 2] = (text.token_ids_T[anchor + 2] + 1) % 512  # the second token was sampled
+    text.token_ids_T[anchor + 2] = (
+        text.token_ids_T[anchor + 2] + 1
+    ) % 512  # the second token was sampled
     held = collect_confidences(objective, iter([text]), lm_head_VH=head_VH, num_draft_tokens=K)
     assert held is not None
-    assert held.valid_NK[n].tolist() == [True, True, False]  # its own slot is known, those after it are not
+    assert held.valid_NK[n].tolist() == [
+        True,
+        True,
+        False,
+    ]  # its own slot is known, those after it are not
     assert held.valid_NK[n + 1].tolist() == [True, False, False]
     assert held.valid_NK[n + 2, 0]
 
 
 def test_nothing_to_calibrate_is_none(
-    make_drafter: Callable[..., Any], packs: list[Pack], head_VH: torch.Tensor, objective: BlockObjective
+    make_drafter: Callable[..., Any],
+    packs: list[Pack],
+    head_VH: torch.Tensor,
+    objective: BlockObjective,
 ) -> None:
     bare = BlockObjective(make_drafter(confidence_head=False), SETTINGS)
     for chosen, given in ((bare, packs), (objective, [])):
-        found = calibrate(chosen, iter(given), lm_head_VH=head_VH, num_draft_tokens=K, target_weights="w")
+        found = calibrate(
+            chosen, iter(given), lm_head_VH=head_VH, num_draft_tokens=K, target_weights="w"
+        )
         assert found is None
 
 
-def test_figures_reach_people_and_mlflow(objective: BlockObjective, packs: list[Pack], head_VH: torch.Tensor) -> None:
-    found = calibrate(objective, iter(packs), lm_head_VH=head_VH, num_draft_tokens=K, target_weights="w")
+def test_figures_reach_people_and_mlflow(
+    objective: BlockObjective, packs: list[Pack], head_VH: torch.Tensor
+) -> None:
+    found = calibrate(
+        objective, iter(packs), lm_head_VH=head_VH, num_draft_tokens=K, target_weights="w"
+    )
     assert found is not None and found.target_weights == "w"
     values = calibration_metrics(found)
     assert values["calibration/ece_after"] == found.after.ece

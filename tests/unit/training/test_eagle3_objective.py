@@ -1,4 +1,6 @@
-"""EAGLE-3's objective against speculators' own forward and loss, slot by slot, and against leaks between documents."""
+"""EAGLE-3's objective against speculators' own forward and loss, slot by slot, and against leaks
+between documents.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ GAMMA = 4.0
 
 
 def their_blocks(pack: Pack) -> Blocks:
-    """The slots that speculators supervises: step k of an anchor whose k-th token, the one it reads, is supervised.
+    """The slots that speculators supervises: step k of an anchor whose k-th token, the one it
+    reads, is supervised.
 
     Ours are fewer: a supervised anchor, and a supervised token to predict at each step so far.
     """
@@ -40,18 +43,31 @@ def their_blocks(pack: Pack) -> Blocks:
     return Blocks(anchors_N, valid_NK, spans)
 
 
-def theirs(drafter: Any, pack: Pack, loss: str) -> tuple[list[torch.Tensor], torch.Tensor, dict[str, torch.Tensor]]:
-    """Logits of each step [rows, V], loss and metrics of `Eagle3DraftModel.forward`; rows are tokens less one each."""
+def theirs(
+    drafter: Any, pack: Pack, loss: str
+) -> tuple[list[torch.Tensor], torch.Tensor, dict[str, torch.Tensor]]:
+    """Logits of each step [rows, V], loss and metrics of `Eagle3DraftModel.forward`; rows are
+    tokens less one each.
+    """
     first = torch.cat([torch.arange(start, end - 1) for start, end in pack.bounds])
-    documents = torch.cat([torch.full((end - start - 1,), i) for i, (start, end) in enumerate(pack.bounds)])
+    documents = torch.cat(
+        [torch.full((end - start - 1,), i) for i, (start, end) in enumerate(pack.bounds)]
+    )
     logits: list[torch.Tensor] = []
-    hook = drafter.lm_head.register_forward_hook(lambda _module, _inputs, output: logits.append(output[0]))
+    hook = drafter.lm_head.register_forward_hook(
+        lambda _module, _inputs, output: logits.append(output[0])
+    )
     _, value, metrics = drafter(
-        pack.states_TLH[first, :-1].flatten(1).float()[None], pack.token_ids_T[first + 1][None], documents[None],
-        loss_mask=pack.supervised_T[first + 1][None], position_ids=pack.positions_T[first + 1][None],
-        verifier_last_hidden_states=pack.states_TLH[first + 1, -1].float()[None], ttt_steps=K,
-        ttt_step_loss_decay=math.exp(-1 / GAMMA), loss_config=resolve_loss_config(loss, "eager"),
-    )  # fmt: skip
+        pack.states_TLH[first, :-1].flatten(1).float()[None],
+        pack.token_ids_T[first + 1][None],
+        documents[None],
+        loss_mask=pack.supervised_T[first + 1][None],
+        position_ids=pack.positions_T[first + 1][None],
+        verifier_last_hidden_states=pack.states_TLH[first + 1, -1].float()[None],
+        ttt_steps=K,
+        ttt_step_loss_decay=math.exp(-1 / GAMMA),
+        loss_config=resolve_loss_config(loss, "eager"),
+    )
     hook.remove()
     return logits, value, metrics
 
@@ -59,7 +75,11 @@ def theirs(drafter: Any, pack: Pack, loss: str) -> tuple[list[torch.Tensor], tor
 def grads_of(drafter: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     drafter.zero_grad()
     loss.backward()
-    return {name: value.grad.clone() for name, value in drafter.named_parameters() if value.grad is not None}
+    return {
+        name: value.grad.clone()
+        for name, value in drafter.named_parameters()
+        if value.grad is not None
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,9 +100,13 @@ def test_logits_loss_and_gradients_equal_speculators(
 ) -> None:
     drafter, pack = make_drafter(algorithm="eagle3", num_layers=num_layers, pruned=pruned), packs[0]
     blocks = their_blocks(pack)
-    objective = Eagle3Objective(drafter, TrainingSettings(loss=ours_loss, mixed_precision="no", loss_gamma=GAMMA))
+    objective = Eagle3Objective(
+        drafter, TrainingSettings(loss=ours_loss, mixed_precision="no", loss_gamma=GAMMA)
+    )
     scores = objective(pack, blocks)
-    ours = grads_of(drafter, scores.loss * K)  # a mean over all slots, theirs a sum of means: each step has as many
+    ours = grads_of(
+        drafter, scores.loss * K
+    )  # a mean over all slots, theirs a sum of means: each step has as many
     logits, value, metrics = theirs(drafter, pack, their_loss)
     wanted = grads_of(drafter, value)
     assert len(set(blocks.valid_NK.sum(0).tolist())) == 1 and len(pack.bounds) > 1
@@ -95,14 +119,21 @@ def test_logits_loss_and_gradients_equal_speculators(
     assert difference < 1e-4
     assert scores.loss.item() * K == pytest.approx(value.item(), abs=1e-4)
     assert ours.keys() == wanted.keys()
-    errors = [float((grad - wanted[name]).norm() / wanted[name].norm()) for name, grad in ours.items()]
-    print(f"logits {difference:.1e}, loss {scores.loss.item() * K:.6f} {value.item():.6f}, gradients {max(errors):.1e}")
+    errors = [
+        float((grad - wanted[name]).norm() / wanted[name].norm()) for name, grad in ours.items()
+    ]
+    print(
+        f"logits {difference:.1e}, loss {scores.loss.item() * K:.6f} {value.item():.6f}, "
+        f"gradients {max(errors):.1e}"
+    )
     assert max(errors) < 1e-3
     accepted_K = scores.match_NK[blocks.valid_NK[:, 0]].int().cumprod(1).sum(0)
     assert accepted_K.tolist() == [int(metrics[f"full_acc_{step}_sum"]) for step in range(K)]
 
 
-def test_documents_and_the_future_do_not_leak(make_drafter: Callable[..., Any], packs: list[Pack]) -> None:
+def test_documents_and_the_future_do_not_leak(
+    make_drafter: Callable[..., Any], packs: list[Pack]
+) -> None:
     drafter, pack = make_drafter(algorithm="eagle3"), packs[0]
     objective = Eagle3Objective(drafter, TrainingSettings(mixed_precision="no"))
     blocks = choose_blocks(pack, num_draft_tokens=K, num_anchors=None)
@@ -133,19 +164,31 @@ def test_later_steps_read_the_true_tokens_and_the_last_slot_of_a_pack_has_none(
     tokens = pack.token_ids_T.clone()
     tokens[int(blocks.anchors_N[0]) + 1] = 5
     with torch.no_grad():
-        before, after = objective(pack, blocks), objective(dataclasses.replace(pack, token_ids_T=tokens), blocks)
+        before, after = (
+            objective(pack, blocks),
+            objective(dataclasses.replace(pack, token_ids_T=tokens), blocks),
+        )
     assert torch.isfinite(before.loss)
     torch.testing.assert_close(before.overlap_NK[0, 0], after.overlap_NK[0, 0])
     assert not torch.allclose(before.overlap_NK[0, 1:], after.overlap_NK[0, 1:])
     assert not before.overlap_NK[-1, 1:].any() and before.confidence_NK is None
 
 
-def test_validation_compares_with_the_full_vocabulary(make_drafter: Callable[..., Any], packs: list[Pack]) -> None:
-    objective = build_objective(make_drafter(algorithm="eagle3"), TrainingSettings(mixed_precision="no"))
+def test_validation_compares_with_the_full_vocabulary(
+    make_drafter: Callable[..., Any], packs: list[Pack]
+) -> None:
+    objective = build_objective(
+        make_drafter(algorithm="eagle3"), TrainingSettings(mixed_precision="no")
+    )
     blocks = choose_blocks(packs[0], num_draft_tokens=K, num_anchors=None)
     assert blocks is not None
     with torch.no_grad():
-        outside = objective(packs[0], blocks, torch.full((packs[0].num_tokens,), 511), torch.zeros(packs[0].num_tokens))
+        outside = objective(
+            packs[0],
+            blocks,
+            torch.full((packs[0].num_tokens,), 511),
+            torch.zeros(packs[0].num_tokens),
+        )
     assert not outside.match_NK.any() and float(outside.overlap_NK.sum()) == 0.0
 
 
@@ -153,7 +196,9 @@ def test_the_factory_knows_all_three_and_the_objective_refuses_what_it_does_not_
     make_drafter: Callable[..., Any],
 ) -> None:
     made = {name: make_drafter(algorithm=name) for name in ("dspark", "dflash", "eagle3")}
-    kinds = {name: type(build_objective(drafter, TrainingSettings())) for name, drafter in made.items()}
+    kinds = {
+        name: type(build_objective(drafter, TrainingSettings())) for name, drafter in made.items()
+    }
     assert kinds == {"dspark": BlockObjective, "dflash": BlockObjective, "eagle3": Eagle3Objective}
     assert {num_draft_tokens(drafter) for drafter in made.values()} == {K}
     with pytest.raises(ConfigError, match="dspark"):

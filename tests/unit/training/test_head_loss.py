@@ -25,7 +25,10 @@ def inputs(*, markov: bool = True) -> tuple[dict[str, torch.Tensor], torch.Tenso
 
 
 def plain_loss(
-    leaves: dict[str, torch.Tensor], head_VH: torch.Tensor, targets: SlotTargets, weights: dict[str, float]
+    leaves: dict[str, torch.Tensor],
+    head_VH: torch.Tensor,
+    targets: SlotTargets,
+    weights: dict[str, float],
 ) -> torch.Tensor:
     logits = leaves["hidden"] @ head_VH.T
     if "markov" in leaves:
@@ -40,7 +43,9 @@ def plain_loss(
     return sum(weight * terms[name] for name, weight in weights.items())
 
 
-@pytest.mark.parametrize("weights", [{"kl": 1.0}, {"ce": 0.1, "tv": 1.8}, {"kl": 0.3, "ce": 0.2, "tv": 0.5}])
+@pytest.mark.parametrize(
+    "weights", [{"kl": 1.0}, {"ce": 0.1, "tv": 1.8}, {"kl": 0.3, "ce": 0.2, "tv": 0.5}]
+)
 @pytest.mark.parametrize("markov", [True, False])
 @pytest.mark.parametrize("chunk", [V * 5, 2**21])
 def test_loss_and_gradients_equal_the_plain_formulas(
@@ -65,7 +70,13 @@ def test_a_perfect_draft_overlaps_fully_and_loses_nothing() -> None:
     _, head_VH, targets = inputs()
     hidden = targets.last_UH[targets.index_S]
     scores = head_loss(
-        hidden, None, head_VH, None, targets, slot_weights_S=torch.ones(S), loss_weights={"kl": 1.0, "tv": 1.0}
+        hidden,
+        None,
+        head_VH,
+        None,
+        targets,
+        slot_weights_S=torch.ones(S),
+        loss_weights={"kl": 1.0, "tv": 1.0},
     )
     assert scores.loss.item() == pytest.approx(0, abs=1e-4)
     torch.testing.assert_close(scores.overlap_S, torch.ones(S), rtol=1e-5, atol=1e-5)
@@ -88,6 +99,8 @@ def test_mass_outside_the_draft_vocabulary_lowers_the_overlap_only() -> None:
     _, head_VH, targets = inputs()
     hidden = targets.last_UH[targets.index_S]
     halved = SlotTargets(targets.last_UH, targets.index_S, torch.full((U,), 0.5))
-    scores = head_loss(hidden, None, head_VH, None, halved, slot_weights_S=torch.ones(S), loss_weights={"kl": 1.0})
+    scores = head_loss(
+        hidden, None, head_VH, None, halved, slot_weights_S=torch.ones(S), loss_weights={"kl": 1.0}
+    )
     torch.testing.assert_close(scores.overlap_S, torch.full((S,), 0.5), rtol=1e-5, atol=1e-5)
     assert scores.loss.item() == pytest.approx(0, abs=1e-4)

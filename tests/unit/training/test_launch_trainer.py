@@ -1,4 +1,6 @@
-"""The trainer as a child: its command line, its lines, its failures, and that it never outlives its caller."""
+"""The trainer as a child: its command line, its lines, its failures, and that it never outlives its
+caller.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,25 @@ def job(output: Path) -> TrainingJob:
         drafter=DrafterSettings(),
         training=TrainingSettings(),
         stream=StreamSettings(aux_layer_ids=(1,)),
-        target=TargetRef(name="t", path="p", source="s", fingerprint=FINGERPRINT, quantization="none"),
+        target=TargetRef(
+            name="t", path="p", source="s", fingerprint=FINGERPRINT, quantization="none"
+        ),
         dataset=DatasetRef(
-            path="p", digest="d", fingerprint=FINGERPRINT, num_conversations={}, num_tokens={}, num_loss_tokens={},
-            funnel={}, docs_path="",
+            path="p",
+            digest="d",
+            fingerprint=FINGERPRINT,
+            num_conversations={},
+            num_tokens={},
+            num_loss_tokens={},
+            funnel={},
+            docs_path="",
         ),
         engine_urls=("http://127.0.0.1:1",),
         model="t",
         store=StoreEndpoint(master_address="127.0.0.1:1", metrics_url="http://127.0.0.1:2/metrics"),
         stream_run_id="r",
         output_dir=str(output),
-    )  # fmt: skip
+    )
 
 
 def test_command_lines(tmp_path: Path) -> None:
@@ -47,7 +57,11 @@ def test_command_lines(tmp_path: Path) -> None:
     assert launch_command(path, TrainingSettings(num_processes=8, parallel="fsdp2"), "cuda") == gpus
     assert not any("fsdp" in word for word in gpus)
     assert gpus[1:5] == ["-m", "accelerate.commands.launch", "--num_processes", "8"]
-    assert "--multi_gpu" in gpus and gpus[-3:] == ["--module", "components.training.main", str(path)]
+    assert "--multi_gpu" in gpus and gpus[-3:] == [
+        "--module",
+        "components.training.main",
+        str(path),
+    ]
     one = launch_command(path, TrainingSettings(), "cuda")
     assert "accelerate.commands.launch" in one and "--multi_gpu" not in one
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -58,8 +72,12 @@ def fake_trainer(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(launch, "launch_command", lambda *_: [sys.executable, "-c", code])
 
 
-def test_a_failed_trainer_raises_with_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_trainer(monkeypatch, "print('step 1'); print('error: the store is down'); raise SystemExit(1)")
+def test_a_failed_trainer_raises_with_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_trainer(
+        monkeypatch, "print('step 1'); print('error: the store is down'); raise SystemExit(1)"
+    )
     lines: list[str] = []
     with pytest.raises(TrainingError, match="exit code 1: error: the store is down"):
         run_trainer(job(tmp_path), on_line=lines.append, timeout_s=600)
@@ -70,7 +88,8 @@ def test_what_libraries_note_is_kept_from_people_unless_they_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
-        "import os; print(os.environ['LOGURU_LEVEL'], os.environ['HF_HUB_DISABLE_PROGRESS_BARS']); raise SystemExit(1)"
+        "import os; print(os.environ['LOGURU_LEVEL'], "
+        "os.environ['HF_HUB_DISABLE_PROGRESS_BARS']); raise SystemExit(1)"
     )
     fake_trainer(monkeypatch, code)
     monkeypatch.delenv("LOGURU_LEVEL", raising=False)
@@ -115,7 +134,9 @@ def test_the_whole_group_ends_when_the_caller_fails(
     assert not is_alive(pids[0])
 
 
-def test_a_trainer_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_that_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_trainer(monkeypatch, "import time; time.sleep(3000)")
     started = time.monotonic()
     with pytest.raises(TrainingError, match="did not finish in its time"):
@@ -127,7 +148,10 @@ def test_a_job_file_that_is_wrong_is_one_line_on_stderr(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text("{}")
     done = subprocess.run(
-        [sys.executable, "-m", "components.training.main", str(path)], capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "components.training.main", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 1
     assert "is not a TrainingJob" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr

@@ -1,4 +1,6 @@
-"""The loop on a tiny drafter: it learns, resumes exactly, stops cleanly, and refuses to go on with NaN."""
+"""The loop on a tiny drafter: it learns, resumes exactly, stops cleanly, and refuses to go on with
+NaN.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,15 @@ from components.training.telemetry import MetricsLog, ProgressTicker
 from components.training.trainer import Loop, TrainingStoppedError
 
 SETTINGS = TrainingSettings(
-    learning_rate=3e-3, tokens_per_step=96, anchors_per_step=16, mixed_precision="no", log_every_steps=1,
-    validate_every_steps=1000, checkpoint_every_steps=4, keep_checkpoints=9,
-)  # fmt: skip
+    learning_rate=3e-3,
+    tokens_per_step=96,
+    anchors_per_step=16,
+    mixed_precision="no",
+    log_every_steps=1,
+    validate_every_steps=1000,
+    checkpoint_every_steps=4,
+    keep_checkpoints=9,
+)
 
 
 def make_loop(
@@ -37,7 +45,11 @@ def make_loop(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Loop:
     validation = Validation(
-        packs[:2], max_anchors=64, lm_head_VH=read_lm_head(target).float(), drafter=drafter, num_draft_tokens=3
+        packs[:2],
+        max_anchors=64,
+        lm_head_VH=read_lm_head(target).float(),
+        drafter=drafter,
+        num_draft_tokens=3,
     )
     return Loop(
         drafter,
@@ -54,7 +66,11 @@ def make_loop(
 
 @pytest.mark.parametrize("algorithm", ["dspark", "eagle3"])
 def test_it_learns_and_hands_back_the_best_weights(
-    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path, algorithm: str
+    make_drafter: Callable[..., Any],
+    packs: list[Pack],
+    tmp_path: Path,
+    tiny_target: Path,
+    algorithm: str,
 ) -> None:
     drafter = make_drafter(algorithm=algorithm)
     loop = make_loop(drafter, packs * 6, tmp_path, tiny_target)
@@ -71,14 +87,23 @@ def test_it_learns_and_hands_back_the_best_weights(
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_resumed_run_has_the_losses_of_the_undisturbed_one(
-    make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path, optimizer: str
+    make_drafter: Callable[..., Any],
+    packs: list[Pack],
+    tmp_path: Path,
+    tiny_target: Path,
+    optimizer: str,
 ) -> None:
     settings = SETTINGS.model_copy(update={"optimizer": optimizer})
     whole = make_loop(make_drafter(), packs, tmp_path / "whole", tiny_target, settings)
     whole.run(iter(packs))
     asked = iter(range(100))
     stopped = make_loop(
-        make_drafter(), packs, tmp_path / "cut", tiny_target, settings, should_stop=lambda: next(asked) >= 3
+        make_drafter(),
+        packs,
+        tmp_path / "cut",
+        tiny_target,
+        settings,
+        should_stop=lambda: next(asked) >= 3,
     )
     with pytest.raises(TrainingStoppedError, match="step 3, state saved"):
         stopped.run(iter(packs))
@@ -124,8 +149,12 @@ def test_what_all_data_would_have_taken_is_told_from_what_a_part_took(
         ("acceptance", None, "ended because acceptance no longer grew at step 120"),
     ],
 )
-def test_a_result_says_where_training_ended_and_by_what(stopped_by: str, planned: int | None, said: str) -> None:
-    result = TrainingResult.model_construct(stopped_by=stopped_by, num_steps=120, num_planned_steps=planned)
+def test_a_result_says_where_training_ended_and_by_what(
+    stopped_by: str, planned: int | None, said: str
+) -> None:
+    result = TrainingResult.model_construct(
+        stopped_by=stopped_by, num_steps=120, num_planned_steps=planned
+    )
     assert result.ended == said
 
 
@@ -144,16 +173,24 @@ def test_a_run_whose_acceptance_no_longer_grows_ends(
     make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path,
     lengths: list[float], patience: int | None, stalls: bool,
 ) -> None:  # fmt: skip
-    settings = SETTINGS.model_copy(update={"early_stop_validations": patience, "validate_every_steps": 1})
+    settings = SETTINGS.model_copy(
+        update={"early_stop_validations": patience, "validate_every_steps": 1}
+    )
     loop = make_loop(make_drafter(), packs, tmp_path, tiny_target, settings)
     points = iter(lengths)
 
     def measured(objective: object, *, step: int, elapsed_s: float) -> ValidationPoint:
         return ValidationPoint(
-            step=step, elapsed_s=elapsed_s, acceptance_length=next(points, 9.0 + step), acceptance_interval=(0, 0),
-            walked_acceptance_length=1.0, expected_acceptance_length=1.0, acceptance_by_position=(0.1, 0.1, 0.1),
-            loss=1.0, num_anchors=1,
-        )  # fmt: skip
+            step=step,
+            elapsed_s=elapsed_s,
+            acceptance_length=next(points, 9.0 + step),
+            acceptance_interval=(0, 0),
+            walked_acceptance_length=1.0,
+            expected_acceptance_length=1.0,
+            acceptance_by_position=(0.1, 0.1, 0.1),
+            loss=1.0,
+            num_anchors=1,
+        )
 
     loop._validation.measure = measured  # type: ignore[union-attr, method-assign]
     assert loop.run(iter(packs)) == ("acceptance" if stalls else "data")
@@ -172,7 +209,9 @@ def test_a_loss_that_is_not_finite_stops_with_the_samples_named(
     with pytest.raises(TrainingError, match=r"diverged at step 2.*sample-0.*diverged-00000002\.pt"):
         loop.run(iter(packs))
     (saved,) = torch.load(tmp_path / "diverged-00000002.pt", weights_only=True)
-    assert saved["sample_ids"] == packs[0].sample_ids and torch.equal(saved["states_TLH"], packs[0].states_TLH)
+    assert saved["sample_ids"] == packs[0].sample_ids and torch.equal(
+        saved["states_TLH"], packs[0].states_TLH
+    )
 
 
 def test_accumulated_gradients_are_the_mean_over_packs(
@@ -187,7 +226,9 @@ def test_accumulated_gradients_are_the_mean_over_packs(
         loop = make_loop(drafter, packs[:1], tmp_path / str(packs_per_step), tiny_target, changed)
         loop._schedule = replace(loop._schedule, num_samples=10**9)  # the same rate at both steps
         loop.run(iter(packs[:1] * packs_per_step))
-        assert loop.progress.step == 1 and loop.progress.num_consumed == packs_per_step * len(packs[0].indices)
+        assert loop.progress.step == 1 and loop.progress.num_consumed == packs_per_step * len(
+            packs[0].indices
+        )
         weights.append(trainable_state(drafter))
     for name, value in weights[0].items():
         torch.testing.assert_close(value, weights[1][name], rtol=1e-5, atol=1e-6)
@@ -200,7 +241,9 @@ def test_packs_without_a_block_are_passed_over_and_counted(
     loop = make_loop(make_drafter(), packs, tmp_path, tiny_target)
     loop.run(iter([bare, packs[0], bare, bare, packs[2]]))
     assert loop.progress.step == 2
-    assert loop.progress.num_consumed == sum(len(pack.indices) for pack in (bare, packs[0], bare, bare, packs[2]))
+    assert loop.progress.num_consumed == sum(
+        len(pack.indices) for pack in (bare, packs[0], bare, bare, packs[2])
+    )
 
 
 def test_a_state_of_other_processes_is_refused(
@@ -214,7 +257,13 @@ def test_a_state_of_other_processes_is_refused(
 def test_a_state_of_another_optimizer_is_refused(
     make_drafter: Callable[..., Any], packs: list[Pack], tmp_path: Path, tiny_target: Path
 ) -> None:
-    loop = make_loop(make_drafter(), packs, tmp_path, tiny_target, SETTINGS.model_copy(update={"optimizer": "muon"}))
+    loop = make_loop(
+        make_drafter(),
+        packs,
+        tmp_path,
+        tiny_target,
+        SETTINGS.model_copy(update={"optimizer": "muon"}),
+    )
     for state in ({"ranks": [{}], "optimizers": [{}]}, {"ranks": [{}], "optimizer": {}}):
         with pytest.raises(TrainingError, match=r"another optimizer.*expected muon"):
             loop.restore(state)

@@ -14,19 +14,28 @@ from components.training.optimizing.optimizers import Optimizers, build_optimize
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_every_trainable_parameter_has_one_optimizer(make_drafter: Callable[..., Any], optimizer: str) -> None:
+def test_every_trainable_parameter_has_one_optimizer(
+    make_drafter: Callable[..., Any], optimizer: str
+) -> None:
     drafter = make_drafter()
     built = build_optimizers(drafter, TrainingSettings(optimizer=optimizer, heads_lr_scale=0.5))
     grouped = [value for one in built for group in one.param_groups for value in group["params"]]
     wanted = [value for value in drafter.parameters() if value.requires_grad]
     assert len(grouped) == len(wanted)
     assert {id(value) for value in grouped} == {id(value) for value in wanted}
-    scales = {id(value): group["lr_scale"] for one in built for group in one.param_groups for value in group["params"]}
+    scales = {
+        id(value): group["lr_scale"]
+        for one in built
+        for group in one.param_groups
+        for value in group["params"]
+    }
     assert {scales[id(value)] for value in drafter.markov_head.parameters()} == {0.5}
     assert scales[id(drafter.fc.weight)] == 1.0
 
 
-def test_muon_takes_the_backbones_matrices_and_nothing_else(make_drafter: Callable[..., Any]) -> None:
+def test_muon_takes_the_backbones_matrices_and_nothing_else(
+    make_drafter: Callable[..., Any],
+) -> None:
     drafter = make_drafter()
     adamw, muon = build_optimizers(drafter, TrainingSettings(optimizer="muon"))
     names = {id(value): name for name, value in drafter.named_parameters()}
@@ -34,7 +43,12 @@ def test_muon_takes_the_backbones_matrices_and_nothing_else(make_drafter: Callab
     by_adamw = {names[id(value)] for group in adamw.param_groups for value in group["params"]}
     assert {name.split(".")[0] for name in by_muon} == {"fc", "layers"}
     assert not any("norm" in name for name in by_muon)
-    assert {name.split(".")[0] for name in by_adamw} >= {"markov_head", "confidence_head", "norm", "hidden_norm"}
+    assert {name.split(".")[0] for name in by_adamw} >= {
+        "markov_head",
+        "confidence_head",
+        "norm",
+        "hidden_norm",
+    }
 
 
 class _OneMatrix(nn.Module):
@@ -46,7 +60,9 @@ class _OneMatrix(nn.Module):
 
 
 def test_a_step_of_muon_moves_all_directions_alike_by_adamws_rms() -> None:
-    """The gradient's singular values span three decades, the update's stay near rate * 0.2 * sqrt(32)."""
+    """The gradient's singular values span three decades, the update's stay near rate * 0.2 *
+    sqrt(32).
+    """
     module = _OneMatrix()
     optimizers = Optimizers(build_optimizers(module, TrainingSettings(optimizer="muon")))
     optimizers.set_learning_rate(0.01)

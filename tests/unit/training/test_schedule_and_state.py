@@ -13,7 +13,13 @@ from components.training.state import StateFolder
 
 
 def schedule(**changes: object) -> Schedule:
-    fields = {"learning_rate": 1.0, "warmup_share": 0.1, "num_samples": 100, "num_steps": None, "max_trainer_s": None}
+    fields = {
+        "learning_rate": 1.0,
+        "warmup_share": 0.1,
+        "num_samples": 100,
+        "num_steps": None,
+        "max_trainer_s": None,
+    }
     return Schedule(**{**fields, **changes})
 
 
@@ -47,7 +53,10 @@ def test_the_newest_states_are_kept_and_read_back(tmp_path: Path) -> None:
     assert states.load_newest() is None and states.load_best() is None
     for step in (10, 20, 30):
         states.save({"step": step, "w": torch.full((3,), float(step))}, step=step)
-    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["step-00000020", "step-00000030"]
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == [
+        "step-00000020",
+        "step-00000030",
+    ]
     newest = states.load_newest()
     assert newest is not None and newest["step"] == 30 and newest["w"].tolist() == [30.0] * 3
     states.save_best({"w": torch.ones(1)})

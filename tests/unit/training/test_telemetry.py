@@ -31,7 +31,9 @@ def test_metrics_reach_the_run_in_order(tmp_path: Path) -> None:
         for step in range(7):
             metrics.log({"loss": 1.0 / (step + 1), "rate": 0.1}, step=step)
     history = client.get_metric_history(run_id, "loss")
-    assert [(point.step, point.value) for point in history] == [(step, 1.0 / (step + 1)) for step in range(7)]
+    assert [(point.step, point.value) for point in history] == [
+        (step, 1.0 / (step + 1)) for step in range(7)
+    ]
 
 
 def test_a_tracking_server_that_is_away_costs_points_and_says_so(

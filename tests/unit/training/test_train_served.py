@@ -35,7 +35,11 @@ def test_lengths_are_tokens_kept_over_steps_and_the_worst_position_is_named() ->
         way.add(num_kept=30, num_steps=num_steps, accepted_by_position=accepted)
         return way
 
-    ways = {"teacher_forced": walked(20, [8, 2]), "reference": walked(20, [8, 2]), "served": walked(25, [9, 0])}
+    ways = {
+        "teacher_forced": walked(20, [8, 2]),
+        "reference": walked(20, [8, 2]),
+        "served": walked(25, [9, 0]),
+    }
     gap = compare(ways, num_prompts=2)
     assert (gap.teacher_forced, gap.reference, gap.served) == (1.5, 1.5, 1.2)
     assert gap.diverging_position == 2 and gap.gap == pytest.approx(0.25)

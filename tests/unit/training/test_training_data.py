@@ -34,16 +34,26 @@ def dataset(tmp_path: Path) -> DatasetRef:
     (tmp_path / "manifest.json").write_text(json.dumps({"digest": "d"}))
     fingerprint = TargetFingerprint(weights="a", quantization="b", tokenizer="c", serving="d")
     return DatasetRef(
-        path=str(tmp_path), digest="d", fingerprint=fingerprint, num_conversations={}, num_tokens={},
-        num_loss_tokens={}, funnel={}, docs_path="",
-    )  # fmt: skip
+        path=str(tmp_path),
+        digest="d",
+        fingerprint=fingerprint,
+        num_conversations={},
+        num_tokens={},
+        num_loss_tokens={},
+        funnel={},
+        docs_path="",
+    )
 
 
 def test_rows_of_all_shards_become_requests_in_the_order_of_the_run(dataset: DatasetRef) -> None:
     rows = load_split(dataset, "train")
     made = list(requests(rows, np.array([1, 0, 1]), indices=range(1, 3)))
     assert [(request.index, request.sample_id) for request in made] == [(1, "b"), (2, "a")]
-    assert made[0].token_ids.tolist() == [1, 2, 3] and made[0].loss_mask.tolist() == [False, True, True]
+    assert made[0].token_ids.tolist() == [1, 2, 3] and made[0].loss_mask.tolist() == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_supervised_and_context_tokens_are_counted_apart(dataset: DatasetRef) -> None:
@@ -57,7 +67,9 @@ def test_tokens_the_target_lacks_are_refused(dataset: DatasetRef) -> None:
         count_tokens(load_split(dataset, "train"), vocab_size=4)
 
 
-def test_another_dataset_a_missing_split_and_a_missing_manifest_are_refused(dataset: DatasetRef) -> None:
+def test_another_dataset_a_missing_split_and_a_missing_manifest_are_refused(
+    dataset: DatasetRef,
+) -> None:
     with pytest.raises(TrainingError, match="no validation rows"):
         load_split(dataset, "validation")
     with pytest.raises(TrainingError, match="another dataset"):

@@ -20,7 +20,9 @@ from components.training.packing import Blocks, Pack
 
 def test_a_walk_jumps_by_what_is_accepted() -> None:
     blocks = Blocks(
-        torch.tensor([4, 5, 6, 7, 20, 21]), torch.ones(6, 3, dtype=torch.bool), [(0, 9, 0, 4), (9, 25, 4, 6)]
+        torch.tensor([4, 5, 6, 7, 20, 21]),
+        torch.ones(6, 3, dtype=torch.bool),
+        [(0, 9, 0, 4), (9, 25, 4, 6)],
     )
     walks = walk(blocks, np.array([3, 1, 1, 2, 1, 1]))
     assert [steps.tolist() for steps in walks] == [[0, 3], [4, 5]]
@@ -58,7 +60,9 @@ def test_slices_and_positions_have_their_own_lengths(
     class RightOnEven(Perfect):
         def forward(self, pack: Pack, blocks: Blocks, *_: Any) -> BlockScores:
             right = {
-                bounds for bounds, name in zip(pack.bounds, pack.sample_ids, strict=True) if slices[name] == "even"
+                bounds
+                for bounds, name in zip(pack.bounds, pack.sample_ids, strict=True)
+                if slices[name] == "even"
             }
             match_NK = torch.zeros_like(blocks.valid_NK)
             for start, end, first, last in blocks.spans:
@@ -67,17 +71,25 @@ def test_slices_and_positions_have_their_own_lengths(
             return BlockScores(torch.zeros(()), match_NK, match_NK.float(), None)
 
     held = Validation(
-        packs, max_anchors=10**6, lm_head_VH=read_lm_head(tiny_target).float(), drafter=drafter, num_draft_tokens=3,
+        packs,
+        max_anchors=10**6,
+        lm_head_VH=read_lm_head(tiny_target).float(),
+        drafter=drafter,
+        num_draft_tokens=3,
         slices=slices,
-    )  # fmt: skip
+    )
     point = held.measure(RightOnEven(drafter, TrainingSettings()), step=0, elapsed_s=0.0)
     assert point.acceptance_by_slice["odd"] == 1.0 and point.interval_by_slice["odd"] == (1.0, 1.0)
     assert 3.0 < point.acceptance_by_slice["even"] <= 4.0
     assert 1.0 < point.acceptance_length < point.acceptance_by_slice["even"]
-    for share, (low, high) in zip(point.acceptance_by_position, point.interval_by_position, strict=True):
+    for share, (low, high) in zip(
+        point.acceptance_by_position, point.interval_by_position, strict=True
+    ):
         assert low <= share <= high
     assert point.expected_interval is not None
-    assert point.expected_interval[0] <= point.expected_acceptance_length <= point.expected_interval[1]
+    assert (
+        point.expected_interval[0] <= point.expected_acceptance_length <= point.expected_interval[1]
+    )
 
 
 def test_an_untrained_drafter_accepts_almost_nothing(
@@ -94,4 +106,10 @@ def test_packs_without_supervision_are_refused(
     make_drafter: Callable[..., Any], packs: list[Pack], tiny_target: Path
 ) -> None:
     with pytest.raises(TrainingError, match="no supervised tokens"):
-        Validation([], max_anchors=4, lm_head_VH=read_lm_head(tiny_target), drafter=make_drafter(), num_draft_tokens=3)
+        Validation(
+            [],
+            max_anchors=4,
+            lm_head_VH=read_lm_head(tiny_target),
+            drafter=make_drafter(),
+            num_draft_tokens=3,
+        )
