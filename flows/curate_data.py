@@ -5,15 +5,16 @@ from __future__ import annotations
 from prefect import flow
 
 from components.contracts import DatasetRef
+from components.stages.targets import PUBLISHED
 from tasks.curation import (
+    choose_amounts,
     collect_conversations,
     regenerate_answers,
     render_and_validate,
     write_prompts,
 )
-from tasks.loop import open_loop
-from tasks.pace import choose_amounts
-from tasks.targets import PUBLISHED, find_target
+from tasks.flow_run import run_of
+from tasks.targets import find_target
 
 
 @flow(name="curate-data", log_prints=True, validate_parameters=True)
@@ -27,10 +28,10 @@ def curate_data(
         budget: overlay of the recipe, e.g. 'full'.
         target: 'published' (what the watch looks at), 'source' (the recipe's own), or a folder.
     """
-    with open_loop(recipe, budget=budget) as loop:
-        found = find_target(loop, target)
-        choose_amounts(loop, found)
-        settings = write_prompts(loop, found)
-        collected = collect_conversations(loop, found, settings)
-        answers = regenerate_answers(loop, found, collected)
-        return render_and_validate(loop, found, settings, collected, answers)
+    with run_of(recipe, budget=budget) as run:
+        found = find_target(run, target)
+        choose_amounts(run, found)
+        settings = write_prompts(run, found)
+        collected = collect_conversations(run, found, settings)
+        answers = regenerate_answers(run, found, collected)
+        return render_and_validate(run, found, settings, collected, answers)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from prefect import flow
 
 from components.reporting.report import LifecycleReport
+from components.stages.targets import SOURCE
 from flows.watch_target import watch_target
-from tasks.loop import open_loop
-from tasks.second_act import (
+from tasks.flow_run import run_of
+from tasks.target_change import (
     LIFECYCLE_TIMEOUT_S,
     change_report,
     finetune,
@@ -16,7 +17,7 @@ from tasks.second_act import (
     second_act_report,
     wait_for_run,
 )
-from tasks.targets import SOURCE, find_target
+from tasks.targets import find_target
 
 
 @flow(name="demo-target-change", log_prints=True)
@@ -28,15 +29,15 @@ def demo_target_change(recipe: str = "demo", budget: str | None = "change") -> L
         recipe: name in `configs/` or path of a recipe; its target must come from a package.
         budget: overlay the lifecycles run with.
     """
-    with open_loop(recipe, budget=budget) as loop:
-        source = find_target(loop, SOURCE, publish=False)
+    with run_of(recipe, budget=budget) as run:
+        source = find_target(run, SOURCE, publish=False)
         changes = []
         for name, make in (
             ("INT8 W8A8 quantization", quantize),
             ("fine-tune on human chats", finetune),
         ):
-            published_at = publish(loop, make(loop, source))
+            published_at = publish(run, make(run, source))
             seen = watch_target(recipe, budget)
             wait_for_run(seen.lifecycle_run_id, timeout_s=LIFECYCLE_TIMEOUT_S)
-            changes.append(change_report(loop, name, seen, published_at))
-        return second_act_report(loop, source, changes)
+            changes.append(change_report(run, name, seen, published_at))
+        return second_act_report(run, source, changes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import flow
 
 from components.contracts import CanaryReport
-from tasks.loop import open_loop
+from tasks.canary import keep_serving, roll_out
+from tasks.flow_run import run_of
 from tasks.registry import conclude_canary, find_champion, find_release
-from tasks.serving import keep_serving, roll_out
 
 
 @flow(name="deploy-canary", log_prints=True)
@@ -20,10 +20,10 @@ def deploy_canary(
         recipe, budget: as in `curate_data`.
         version: registered version to roll out; None takes the alias challenger.
     """
-    with open_loop(recipe, budget=budget) as loop:
-        champion = find_champion(loop)
-        release = find_release(loop, version, champion)
-        canary = roll_out(loop, release, champion)
-        conclude_canary(loop, release, champion, canary)
-        keep_serving(loop, release, champion, canary)
+    with run_of(recipe, budget=budget) as run:
+        champion = find_champion(run)
+        release = find_release(run, version, champion)
+        canary = roll_out(run, release, champion)
+        conclude_canary(run, release, champion, canary)
+        keep_serving(run, release, champion, canary)
         return canary

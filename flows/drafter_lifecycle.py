@@ -10,15 +10,17 @@ from prefect import flow
 
 from components.contracts import ChangeAction, CheckpointRef, Verdict
 from components.reporting.report import LifecycleReport
+from components.stages.lifecycle import Story
+from components.stages.targets import PUBLISHED
 from flows.curate_data import curate_data
 from flows.deploy_canary import deploy_canary
 from flows.gate_drafter import gate_drafter
 from flows.train_drafter import train_drafter
-from tasks.evaluation import measure_champion
-from tasks.lifecycle import Story, decide_action, rebind_champion, write_lifecycle_report
-from tasks.loop import open_loop
+from tasks.flow_run import run_of
+from tasks.gate import measure_champion
+from tasks.lifecycle import decide_action, rebind_champion, write_lifecycle_report
 from tasks.registry import find_champion
-from tasks.targets import PUBLISHED, classify_target_change, find_target
+from tasks.targets import classify_target_change, find_target
 
 
 @flow(name="drafter-lifecycle", log_prints=True)
@@ -38,16 +40,16 @@ def drafter_lifecycle(
         begun_at: when the command began that this run is part of: a recipe's `pace.ends_within_s`
             counts from there; None: from this run's own start.
     """
-    with open_loop(recipe, budget=budget, begun_at=begun_at) as loop:
-        found = find_target(loop, target)
-        champion = find_champion(loop)
-        story = Story(found, champion, classify_target_change(found, champion))
+    with run_of(recipe, budget=budget, begun_at=begun_at) as run:
+        found = find_target(run, target)
+        champion = find_champion(run)
+        story = Story(found, champion, classify_target_change(run, found, champion))
         candidate: CheckpointRef | None = None
         if champion is not None and story.change.action is ChangeAction.REMEASURE:
-            measured = measure_champion(loop, found, champion.checkpoint)
-            story.policy = decide_action(loop, story.change, champion, measured)
+            measured = measure_champion(run, found, champion.checkpoint)
+            story.policy = decide_action(run, story.change, champion, measured)
             if story.policy.action is ChangeAction.REBIND:
-                candidate = rebind_champion(loop, found, champion)
+                candidate = rebind_champion(run, found, champion)
         if candidate is None:
             story.dataset = curate_data(recipe, budget, found.path)
             parent = (
@@ -63,4 +65,4 @@ def drafter_lifecycle(
         story.gate = gate_drafter(recipe, budget, found.path, candidate, untrained)
         if story.gate.decision.verdict is Verdict.PASS:
             story.canary = deploy_canary(recipe, budget, story.gate.release.version)
-        return write_lifecycle_report(loop, story)
+        return write_lifecycle_report(run, story)

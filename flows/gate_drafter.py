@@ -5,11 +5,13 @@ from __future__ import annotations
 from prefect import flow
 
 from components.contracts import CheckpointRef
+from components.stages.gate.in_run import GateOutcome
+from components.stages.targets import PUBLISHED
 from components.training.job import TrainingResult
-from tasks.evaluation import GateOutcome, decide_on, measure_arms
-from tasks.loop import open_loop
+from tasks.flow_run import run_of
+from tasks.gate import decide_on, measure_arms
 from tasks.registry import find_champion, mlflow_run_of, register_if_passed
-from tasks.targets import PUBLISHED, find_target
+from tasks.targets import find_target
 
 
 @flow(name="gate-drafter", log_prints=True)
@@ -29,20 +31,20 @@ def gate_drafter(
         untrained: what training is compared with, measured on a few prompts if the recipe asks for
             any.
     """
-    with open_loop(recipe, budget=budget) as loop:
-        found = find_target(loop, target)
+    with run_of(recipe, budget=budget) as run:
+        found = find_target(run, target)
         if checkpoint is None:
-            training = loop.recall("training", TrainingResult)
+            training = run.recall("training", TrainingResult)
             checkpoint, untrained = training.checkpoint, training.untrained
-        release = find_champion(loop)
+        release = find_champion(run)
         champion = release.checkpoint if release else None
 
-        report = measure_arms(loop, found, checkpoint, champion=champion, untrained=untrained)
-        decision = decide_on(loop, report, checkpoint, champion)
+        report = measure_arms(run, found, checkpoint, champion=champion, untrained=untrained)
+        decision = decide_on(run, report, checkpoint, champion)
 
-        run_id = mlflow_run_of(loop, found)
+        run_id = mlflow_run_of(run, found)
         registered = register_if_passed(
-            loop,
+            run,
             found,
             checkpoint,
             champion=champion,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from prefect import flow
 
 from components.contracts import CheckpointRef, DatasetRef
+from components.stages.registry import finish_mlflow_run
+from components.stages.targets import PUBLISHED
 from components.training.job import TrainingResult
-from tasks.loop import open_loop
-from tasks.registry import finish_mlflow_run, start_mlflow_run
-from tasks.targets import PUBLISHED, find_target
+from tasks.flow_run import run_of
+from tasks.registry import start_mlflow_run
+from tasks.targets import find_target
 from tasks.training import require_same_target, train_on_stream
 
 
@@ -27,10 +29,10 @@ def train_drafter(
         dataset: None takes the latest one of this target.
         parent: drafter whose weights are the start; None starts as the recipe says.
     """
-    with open_loop(recipe, budget=budget) as loop:
-        found = find_target(loop, target)
-        dataset = dataset or loop.recall("dataset", DatasetRef)
+    with run_of(recipe, budget=budget) as run:
+        found = find_target(run, target)
+        dataset = dataset or run.recall("dataset", DatasetRef)
         require_same_target(dataset, found)
-        run_id = start_mlflow_run(loop, found, dataset)
-        with finish_mlflow_run(loop, run_id):
-            return train_on_stream(loop, found, dataset, parent=parent, mlflow_run_id=run_id)
+        run_id = start_mlflow_run(run, found, dataset)
+        with finish_mlflow_run(run, run_id):
+            return train_on_stream(run, found, dataset, parent=parent, mlflow_run_id=run_id)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from prefect import flow
 
 from components.contracts import ChangeAction
-from tasks.loop import open_loop
+from components.stages.targets import PUBLISHED, WatchOutcome
+from tasks.flow_run import run_of
 from tasks.registry import find_champion
-from tasks.targets import PUBLISHED, classify_target_change, find_target
-from tasks.watch import WatchOutcome, start_lifecycle
+from tasks.targets import classify_target_change, find_target
+from tasks.watch import start_lifecycle
 
 
 @flow(name="watch-target", log_prints=True)
@@ -21,10 +22,10 @@ def watch_target(recipe: str = "demo", budget: str | None = None) -> WatchOutcom
     Args:
         recipe, budget: as in `curate_data`; the budget is handed to the lifecycle.
     """
-    with open_loop(recipe, budget=budget) as loop:
-        target = find_target(loop, PUBLISHED)
-        change = classify_target_change(target, find_champion(loop))
+    with run_of(recipe, budget=budget) as run:
+        target = find_target(run, PUBLISHED)
+        change = classify_target_change(run, target, find_champion(run))
         changed = change.action is not ChangeAction.NOTHING
         return WatchOutcome(
-            change=change, lifecycle_run_id=start_lifecycle(loop, change) if changed else None
+            change=change, lifecycle_run_id=start_lifecycle(run, change) if changed else None
         )

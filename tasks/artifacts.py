@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import contextvars
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -22,6 +22,7 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 
 from components.contracts import Progress
+from components.system.child_lines import ChildLine, OnChildLine
 
 LOG_INTERVAL_S = 5.0
 
@@ -49,6 +50,25 @@ def progress_reporter(name: str) -> Progress:
         show(100.0 * num_done / num_total if num_total else 100.0, f"{name}: {what}")
 
     return report
+
+
+def child_reporter(name: str) -> OnChildLine:
+    """Logs every line of a child process under its name, and keeps a progress artifact at the
+    latest one that says how far it is.
+    """
+    logger = get_run_logger()
+    show = progress_artifact(name)
+
+    def on_line(line: ChildLine) -> None:
+        percent = line.percent
+        if percent is None:
+            logger.info("%s: %s", name, line.what)
+            return
+        words = f"{name}: {percent:.0f} %, {line.what}"
+        logger.info(words)
+        show(percent, words)
+
+    return on_line
 
 
 def progress_artifact(name: str) -> Callable[[float, str], None]:
@@ -100,11 +120,3 @@ def publish_image(key: str, png: Path, *, description: str) -> None:
 def _key(name: str) -> str:
     """Prefect's artifact keys hold lowercase letters, digits and dashes only."""
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
-
-
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; pipes in cells are escaped."""
-    lines = [list(columns), ["---"] * len(columns), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
-    )

@@ -18,3 +18,12 @@ def is_transient(_task: Any, _run: Any, state: Any) -> bool:
     except Exception:  # noqa: BLE001 - unforeseen: the retry count of the task bounds it
         return True
     return False
+
+
+def transient(*, retries: int, delay_s: float) -> dict[str, Any]:
+    """Arguments of `@task` for work that a restart of a service can cure."""
+    return {
+        "retries": retries,
+        "retry_delay_seconds": delay_s,
+        "retry_condition_fn": is_transient,
+    }

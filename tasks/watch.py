@@ -9,28 +9,22 @@ from prefect.deployments import run_deployment
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
-from components.contracts import Record, TargetChange, append_line
-from tasks.loop import Loop
+from components.contracts import TargetChange, append_line
+from components.stages.run import Run
+from tasks.retry import transient
 
 
-class WatchOutcome(Record):
-    """What the watch saw, and the lifecycle run that takes care of it, if any."""
-
-    change: TargetChange
-    lifecycle_run_id: str | None
-
-
-@task(name="start lifecycle", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=5)
-def start_lifecycle(loop: Loop, change: TargetChange) -> str:
+@task(name="start lifecycle", cache_policy=NO_CACHE, **transient(retries=2, delay_s=5))
+def start_lifecycle(context: Run, change: TargetChange) -> str:
     """Start `drafter-lifecycle` for the new fingerprint and return the run's id.
 
     The idempotency key is the pair (bound, found): however often the watch looks, one change starts
     one run.
     """
-    key = f"target-change/{loop.recipe.name}/{loop.budget}/{change.digest}"
+    key = f"target-change/{context.recipe.name}/{context.budget}/{change.digest}"
     run = run_deployment(
-        f"drafter-lifecycle/{loop.recipe.name}",
-        parameters={"recipe": loop.recipe.name, "budget": loop.budget, "target": "published"},
+        f"drafter-lifecycle/{context.recipe.name}",
+        parameters={"recipe": context.recipe.name, "budget": context.budget, "target": "published"},
         idempotency_key=key,
         timeout=0,
         as_subflow=False,
@@ -40,9 +34,9 @@ def start_lifecycle(loop: Loop, change: TargetChange) -> str:
     )  # a coroutine only inside an event loop, and a task of a sync flow has none
     emit_event(
         "dspark.target.changed",
-        resource={"prefect.resource.id": f"dspark.target.{loop.recipe.target.name}"},
+        resource={"prefect.resource.id": f"dspark.target.{context.recipe.target.name}"},
         payload=change.model_dump(mode="json"),
     )
-    append_line(loop.state_dir / "changes.jsonl", change.model_dump_json())
+    append_line(context.state_dir / "changes.jsonl", change.model_dump_json())
     get_run_logger().info("lifecycle run %s handles %s", run.name, "+".join(change.kinds))
     return str(run.id)

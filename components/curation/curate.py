@@ -119,13 +119,11 @@ def collect(
             if index >= len(verdicts) or not verdicts[index]:
                 mixture.refuse(conversation.source)
         if time.monotonic() - reported >= REPORT_INTERVAL_S:
-            progress(
-                f"collect: {mixture.num_read} rows read", len(kept), settings.num_conversations
-            )
+            progress(f"{mixture.num_read} rows read", len(kept), settings.num_conversations)
             reported = time.monotonic()
         if len(kept) >= settings.num_conversations:
             break
-    progress("collect: done", len(kept), settings.num_conversations)
+    progress("done", len(kept), settings.num_conversations)
     check_both_sides(sides, num_conversations=len(kept))
     num_read = mixture.num_read - num_unused  # the last batch may hold more than was needed
     read = {

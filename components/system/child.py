@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from components.errors import TrainingError
+from components.errors import DSparkError, TrainingError
+from components.system.child_lines import OnChildLine, as_child_line
 
 PARENT_PID_VARIABLE = "DSPARK_TRAINER_PARENT_PID"
 """Of the process that started it: a child that sees it gone ends itself."""
@@ -43,54 +44,65 @@ def run_process(
     environment: dict[str, str],
     *,
     what: str,
-    on_line: Callable[[str], None],
+    on_line: OnChildLine,
     timeout_s: float,
     check: Callable[[], None] | None = None,
+    error: type[DSparkError] = TrainingError,
 ) -> None:
     """Run a command to its end in a process group of its own.
 
     Args:
         command, environment: as for `subprocess.Popen`.
         what: its name in messages, e.g. 'the trainer'.
-        on_line: given every line it prints.
+        on_line: given every line it prints, as a record where it is one.
         timeout_s: it is ended after this time.
         check: called every second or so; what it raises ends the process.
+        error: raised where it fails.
 
     Raises:
-        TrainingError: it failed, was stopped or took too long; the message ends in its last line.
+        `error`: it failed, was stopped or took too long; the message ends in its last line.
     """
     last_lines: deque[str] = deque(maxlen=1)
 
-    def keep(line: str) -> None:
-        if line.strip():
-            last_lines.append(line)
+    def keep(printed: str) -> None:
+        line = as_child_line(printed)
+        if line.what.strip():
+            last_lines.append(line.what)
         on_line(line)
 
     with _sigterm_raises(), _process_group(command, environment) as process:
-        _follow(process, what=what, on_line=keep, check=check, timeout_s=timeout_s)
+        try:
+            _follow(process, on_line=keep, check=check, timeout_s=timeout_s)
+        except TimeoutError as reason:
+            raise error(f"{what} {reason}", got=f"pid {process.pid}") from None
+
     if process.returncode != 0:
         last = last_lines[0] if last_lines else "it printed nothing"
-        raise TrainingError(f"{what} failed", got=f"exit code {process.returncode}: {last}")
+        last = last.removeprefix("error: ")
+        raise error(f"{what} failed", got=f"exit code {process.returncode}: {last}")
 
 
 def _follow(
     process: subprocess.Popen[str],
     *,
-    what: str,
     on_line: Callable[[str], None],
     check: Callable[[], None] | None,
     timeout_s: float,
 ) -> None:
-    """Forward lines until the process has closed its output and ended."""
+    """Forward lines until the process has closed its output and ended.
+
+    Raises:
+        TimeoutError: it does not in its time.
+    """
     deadline = time.monotonic() + timeout_s
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     threading.Thread(
-        target=_read_lines, args=(process, lines), name="trainer-output", daemon=True
+        target=_read_lines, args=(process, lines), name="child-output", daemon=True
     ).start()
     while True:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise TrainingError(f"{what} did not finish in its time", got=f"{timeout_s:.0f} s")
+            raise TimeoutError(f"did not finish within {timeout_s:.0f} s")
         if check is not None:
             check()
         try:
@@ -103,9 +115,7 @@ def _follow(
     try:
         process.wait(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
-        raise TrainingError(
-            f"{what} closed its output but did not end", got=f"pid {process.pid}"
-        ) from None
+        raise TimeoutError("closed its output but did not end") from None
 
 
 def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:

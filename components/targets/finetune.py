@@ -158,7 +158,7 @@ def _train(
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
         if progress:
-            progress("fine-tune steps", step + 1, num_steps)
+            progress("steps", step + 1, num_steps)
     return losses
 
 

@@ -5,7 +5,6 @@ target's size, and a process that goes on to other work would keep that memory.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +12,12 @@ from pathlib import Path
 
 from components.contracts import Progress
 from components.errors import TargetError, run_main
+from components.system.child import child_environment, run_process
+from components.system.child_lines import ChildLine, OnChildLine, tell_parent
 from components.targets.finetune import finetune_target
+
+RESULT_FILE = "losses.json"
+TIMEOUT_S = 6 * 3600.0
 
 
 def finetune_in_process(
@@ -37,54 +41,42 @@ def finetune_in_process(
         "learning_rate": learning_rate,
         "texts": list(texts),
     }
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "stderr").open("w+") as errors:
-        path = Path(folder) / "job.json"
-        path.write_text(json.dumps(job))
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(path)],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
+    with tempfile.TemporaryDirectory() as folder:
+        job_path, result_path = Path(folder) / "job.json", Path(folder) / RESULT_FILE
+        job_path.write_text(json.dumps(job))
+        run_process(
+            [sys.executable, "-m", __name__, str(job_path)],
+            child_environment(),
+            what="the fine-tune",
+            on_line=_as_progress(progress),
+            timeout_s=TIMEOUT_S,
+            error=TargetError,
         )
-        try:
-            losses = _follow(process, progress)
-            code = process.wait()
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-        if code != 0 or losses is None:
-            errors.seek(0)
-            last = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
-            raise TargetError("the fine-tune failed", got=last.removeprefix("error: "))
+        losses: list[float] = json.loads(result_path.read_text())
     return losses
 
 
-def _follow(process: subprocess.Popen[str], progress: Progress | None) -> list[float] | None:
-    losses: list[float] | None = None
-    assert process.stdout is not None
-    for line in process.stdout:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a library that prints
-        if isinstance(record, dict) and "losses" in record:
-            losses = record["losses"]
-        elif isinstance(record, dict) and progress is not None:
-            progress(record["what"], record["num_done"], record["num_total"])
-    return losses
+def _as_progress(progress: Progress | None) -> OnChildLine:
+    def on_line(line: ChildLine) -> None:
+        if progress is not None and line.num_done is not None and line.num_total is not None:
+            progress(line.what, line.num_done, line.num_total)
+
+    return on_line
 
 
-def _main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
+def main(arguments: list[str] | None = None) -> int:
+    """The child: `python -m components.targets.finetune_process JOB.json`; losses go beside it."""
+    (path,) = sys.argv[1:] if arguments is None else arguments
+    job = json.loads(Path(path).read_text())
 
     def tell(what: str, num_done: int, num_total: int) -> None:
-        print(json.dumps({"what": what, "num_done": num_done, "num_total": num_total}), flush=True)
+        tell_parent(ChildLine(what, num_done, num_total))
 
     source, destination = Path(job.pop("source")), Path(job.pop("destination"))
     losses = finetune_target(source, destination, **job, progress=tell)
-    print(json.dumps({"losses": losses}), flush=True)
+    (Path(path).parent / RESULT_FILE).write_text(json.dumps(losses))
+    return 0
 
 
 if __name__ == "__main__":
-    run_main(_main)
+    run_main(main)

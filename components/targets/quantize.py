@@ -57,7 +57,7 @@ def quantize_int8_w8a8(
             weight_map.update(dict.fromkeys(tensors, file.name))
             save_file(tensors, folder / file.name, metadata={"format": "pt"})
             if progress:
-                progress("quantize shards", index + 1, len(files))
+                progress("shards", index + 1, len(files))
         if num_quantized != len(linears):
             raise TargetError(
                 "the weights do not hold every linear layer of the config",

@@ -9,6 +9,7 @@ from typing import Literal
 
 from components.settings import TrainingSettings
 from components.system.child import child_environment, run_process
+from components.system.child_lines import OnChildLine
 from components.training.job import RESULT_FILE, TrainingJob, TrainingResult
 
 MODULE = "components.training.main"
@@ -50,7 +51,7 @@ def launch_command(
 def run_trainer(
     job: TrainingJob,
     *,
-    on_line: Callable[[str], None],
+    on_line: OnChildLine,
     timeout_s: float,
     device: Literal["cpu", "cuda"] = "cpu",
     env: dict[str, str] | None = None,
@@ -60,7 +61,7 @@ def run_trainer(
 
     Args:
         job: written to `<output_dir>/job.json`.
-        on_line: given every line the trainer prints.
+        on_line: given every line the trainer prints, as a record where it is one.
         timeout_s: the trainer is ended after this time.
         device: where it trains.
         env: variables set on top of this process's.

@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from components.errors import ConfigError, FingerprintMismatchError, run_main
+from components.system.child_lines import ChildLine, tell_parent
 from components.training.job import RESULT_FILE, TrainingJob, TrainingResult
 from components.training.run import Run
 from components.training.telemetry import MetricsLog, ProgressTicker
@@ -57,12 +58,12 @@ def run_job(job: TrainingJob) -> TrainingResult | None:
         result = Run(job, accelerator=accelerator, ticker=ticker, metrics=metrics).execute()
     if result is not None:
         result.write(Path(job.output_dir) / RESULT_FILE)
-        print(
-            f"trained: {result.num_steps} steps, {result.num_trained_tokens} tokens in "
-            f"{result.trainer_s:.0f} s,"
-            f" acceptance {result.checkpoint.expected_acceptance_length:.3f}; {result.ended}",
-            flush=True,
+        length = result.checkpoint.expected_acceptance_length
+        words = (
+            f"{result.num_steps} steps, {result.num_trained_tokens} tokens in"
+            f" {result.trainer_s:.0f} s, acceptance {length:.3f}; {result.ended}"
         )
+        tell_parent(ChildLine(words))
     return result
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from dataclasses import replace
 from typing import Any
+
+from components.system.child_lines import ChildLine, tell_parent
 
 LINE_EVERY_S = 5.0
 FLUSH_EVERY_S = 2.0
@@ -16,12 +19,14 @@ MAX_BATCH = 500
 
 
 class ProgressTicker:
-    """Prints the latest status; repeats it with its age when nothing new came for a while."""
+    """Tells the parent the latest status; repeats it with its age when nothing new came for a
+    while.
+    """
 
     def __init__(self, *, every_s: float = LINE_EVERY_S) -> None:
         self._every_s = every_s
-        self._status = "starting"
-        self._changed_at = self._printed_at = time.monotonic()
+        self._status = ChildLine("starting")
+        self._changed_at = self._told_at = time.monotonic()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -34,24 +39,33 @@ class ProgressTicker:
         self._stop.set()
         self._thread.join()
 
-    def update(self, status: str, *, now: bool = False) -> None:
-        """Set the status; print it if the last line is old enough, or at once with `now`."""
+    def update(self, what: str, *, percent: float | None = None, now: bool = False) -> None:
+        """Set the status; tell it if the last one is old enough, or at once with `now`.
+
+        Args:
+            what: in words.
+            percent: of the work that is done, where that is known.
+            now: whether it must be told, however young the last line is.
+        """
+        status = ChildLine(what) if percent is None else ChildLine(what, round(percent), 100)
         with self._lock:
-            self._status, self._changed_at = status, time.monotonic()
-            if now or time.monotonic() - self._printed_at >= self._every_s:
-                self._print(status)
+            self._status = status
+            self._changed_at = time.monotonic()
+            if now or time.monotonic() - self._told_at >= self._every_s:
+                self._tell(status)
 
     def _run(self) -> None:
         while not self._stop.wait(0.5):
             with self._lock:
                 age_s = time.monotonic() - self._changed_at
                 # Steps print their own lines; this one is for when none completes.
-                if time.monotonic() - self._printed_at >= 1.5 * self._every_s:
-                    self._print(f"{self._status} (for {age_s:.0f} s)")
+                if time.monotonic() - self._told_at >= 1.5 * self._every_s:
+                    what = f"{self._status.what} (for {age_s:.0f} s)"
+                    self._tell(replace(self._status, what=what))
 
-    def _print(self, line: str) -> None:
-        print(line, flush=True)
-        self._printed_at = time.monotonic()
+    def _tell(self, line: ChildLine) -> None:
+        tell_parent(line)
+        self._told_at = time.monotonic()
 
 
 class MetricsLog:
@@ -86,11 +100,8 @@ class MetricsLog:
             self._queue.put(None)
             self._thread.join(timeout=60)
             if self._num_lost:
-                print(
-                    f"warning: {self._num_lost} metric points did not reach MLflow: "
-                    f"{self._problem}",
-                    flush=True,
-                )
+                lost = f"warning: {self._num_lost} metric points did not reach MLflow"
+                tell_parent(ChildLine(f"{lost}: {self._problem}"))
 
     def log(self, values: dict[str, float], *, step: int) -> None:
         """Queue a point of each metric at `step`."""

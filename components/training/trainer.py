@@ -228,7 +228,7 @@ class Loop:
             self._refuse_divergence(group, scored, norm=float(norm))
         self._trainee.optimizers.step()
         window.add(scored, float(norm))
-        self._ticker.update(self._line(window))
+        self._ticker.update(self._words(window), percent=100 * self._share_done())
 
     def _backward(self, pack: Pack, *, share: float, is_last: bool) -> BlockScores:
         """Add the gradients of `share` times a pack's loss."""
@@ -267,15 +267,17 @@ class Loop:
             fix=f"Lower training.learning_rate, or look at these samples: {path}",
         )
 
-    def _line(self, window: Window) -> str:
+    def _share_done(self) -> float:
         progress = self.progress
-        share = self._schedule.share_done(
+        return self._schedule.share_done(
             step=progress.step, num_consumed=progress.num_consumed, elapsed_s=progress.elapsed_s
         )
+
+    def _words(self, window: Window) -> str:
+        progress = self.progress
         best = f" best {progress.best_acceptance:.3f}" if progress.best_acceptance else ""
         return (
-            f"training {100 * share:3.0f} % step {progress.step} loss "
-            f"{window.loss / window.num_steps:.3f}"
+            f"step {progress.step} loss {window.loss / window.num_steps:.3f}"
             f" acceptance {window.accepted / window.num_steps:.3f}{best}"
             f" {progress.num_tokens / max(progress.elapsed_s, 1e-9):,.0f} tok/s"
             f" waiting {100 * progress.wait_s / max(progress.elapsed_s, 1e-9):.0f} %"

@@ -232,5 +232,5 @@ async def watch_tokens(client: EngineClient, progress: Progress, tally: Tally) -
             else None
         )
         left = "first tokens pending" if left_s is None else f"about {left_s:.0f} s left"
-        progress(f"regenerate: {rate:.0f} tok/s, {left}", tally.num_done, tally.num_conversations)
+        progress(f"{rate:.0f} tok/s, {left}", tally.num_done, tally.num_conversations)
         last_time, last_tokens = now, tokens

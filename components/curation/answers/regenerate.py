@@ -134,7 +134,7 @@ class _Run:
                 reporter.cancel()
                 await asyncio.gather(reporter, return_exceptions=True)
         self._check_refusals(len(conversations))
-        progress("regenerate: done", len(conversations), len(conversations))
+        progress("done", len(conversations), len(conversations))
         return Regeneration(
             answered=self.spool.selected(
                 [position for position in positions if position is not None]

@@ -198,7 +198,7 @@ class _Writer:
                 for task in (*tasks, reporter):
                     task.cancel()
                 await asyncio.gather(*tasks, reporter, return_exceptions=True)
-        self._progress("write prompts: done", num_wanted - self._num_left, num_wanted)
+        self._progress("done", num_wanted - self._num_left, num_wanted)
 
     async def _work(self, client: EngineClient) -> None:
         while self._num_left > 0 and time.monotonic() < self._stop_at_s:
@@ -214,7 +214,7 @@ class _Writer:
         while True:
             await asyncio.sleep(REPORT_INTERVAL_S)
             self._progress(
-                f"write prompts: {time.monotonic() - started:.0f} s",
+                f"{time.monotonic() - started:.0f} s",
                 self._num_wanted - self._num_left,
                 self._num_wanted,
             )

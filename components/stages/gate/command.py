@@ -44,7 +44,7 @@ from components.stages.gate.paced import as_paced
 from components.stages.gate.run import Contest, GateRun
 from components.stages.gate.same_weights import champion_to_beat
 from components.stages.prompts import prompts_of
-from components.system.day_clock import untimed
+from components.stages.stage_clock import untimed
 from components.system.ports import free_port
 from components.targets.fingerprint import make_target_ref
 from components.targets.resolve import resolve_target

@@ -389,7 +389,7 @@ def _gap(run: GateRun, contest: Contest, arms: Arms) -> TrainServedGap:
             recipe=run.recipe,
             out_dir=run.out_dir / "train_served",
             progress=run.progress_of("train-served gap"),
-            on_line=run.tell,
+            on_line=lambda line: run.tell(f"train-served gap: {line.what}"),
         )
 
 

@@ -5,7 +5,7 @@ train-served gap.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from components.contracts import (
@@ -26,6 +26,7 @@ from components.evaluation.speed import BESIDE_SCHEDULED, SCHEDULED, measure_spe
 from components.serving.engines.command import resolve_device
 from components.serving.engines.pool import EnginePool
 from components.settings import EvaluationSettings, Recipe
+from components.system.child_lines import OnChildLine
 from components.training.checks.gap_job import GapJob, run_gap
 
 NO_DRAFT, CANDIDATE, CHAMPION = "no_draft", "candidate", "champion"
@@ -190,7 +191,7 @@ def measure_gap(
     recipe: Recipe,
     out_dir: Path,
     progress: Progress,
-    on_line: Callable[[str], None],
+    on_line: OnChildLine,
 ) -> TrainServedGap:
     """A candidate teacher-forced, through reference decoding and as served, on some prompts of
     every slice.

@@ -14,7 +14,7 @@ from components.evaluation.prompts import Prompt
 from components.serving.engines.pool import EnginePool
 from components.settings import EvaluationSettings, Recipe
 from components.stages.gate.measuring import measure_surviving
-from components.system.day_clock import StageClock
+from components.stages.stage_clock import StageClock
 
 ResultT = TypeVar("ResultT")
 

@@ -5,7 +5,6 @@ loads torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +12,7 @@ from pydantic import Field
 
 from components.contracts import CheckpointRef, Record, ServedAnswer, TargetRef, TrainServedGap
 from components.system.child import child_environment, run_process
+from components.system.child_lines import OnChildLine
 
 MODULE = "components.training.checks.train_served"
 RESULT_FILE = "train_served_gap.json"
@@ -32,7 +32,7 @@ class GapJob(Record):
     output_dir: str
 
 
-def run_gap(job: GapJob, *, on_line: Callable[[str], None], timeout_s: float) -> TrainServedGap:
+def run_gap(job: GapJob, *, on_line: OnChildLine, timeout_s: float) -> TrainServedGap:
     """As `measure_gap`, in a process of its own, which ends with the caller.
 
     Raises:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +14,7 @@ from pydantic import Field
 from components.contracts import Record
 from components.settings import DrafterSettings, TrainingSettings
 from components.system.child import child_environment, run_process
+from components.system.child_lines import OnChildLine
 
 MODULE = "components.training.checks.step_probe"
 RESULT_FILE = "step_probe.json"
@@ -45,7 +45,7 @@ class StepTimes(Record):
 def run_step_probe(
     job: StepJob,
     *,
-    on_line: Callable[[str], None],
+    on_line: OnChildLine,
     timeout_s: float,
     device: Literal["cpu", "cuda"] = "cpu",
 ) -> StepTimes:

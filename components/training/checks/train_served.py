@@ -136,7 +136,7 @@ def _teacher_forced(
     lm_head_VH = target.model.get_output_embeddings().weight.detach()
     walked, num_drafts = Walked(), num_draft_tokens(drafter)
     for number, answer in enumerate(answers, 1):
-        on_line(f"train-served gap: teacher-forced answer {number} of {len(answers)}")
+        on_line(f"teacher-forced answer {number} of {len(answers)}")
         pack = _pack(answer, target, columns).to(device)
         blocks = choose_blocks(pack, num_draft_tokens=num_drafts, num_anchors=None)
         assert blocks is not None  # two tokens were answered
@@ -210,7 +210,7 @@ def _reference(
         Path(job.target.path), Path(job.checkpoint.path), dtype=getattr(torch, job.dtype),
         device=torch.device(job.device),
     )  # fmt: skip
-    on_line(f"train-served gap: reference decoding of {len(answers)} prompts")
+    on_line(f"reference decoding of {len(answers)} prompts")
     for group in _groups(answers):
         outputs = decoder.generate_batch(
             [answer.prompt_token_ids for answer in group],
@@ -228,7 +228,7 @@ def _reference(
                     sum(count >= k for count in accepted) for k in range(1, num_positions + 1)
                 ],
             )
-        on_line(f"train-served gap: reference decoded to a length of {walked.length:.3f}")
+        on_line(f"reference decoded to a length of {walked.length:.3f}")
 
 
 def _groups(answers: list[ServedAnswer], size: int = 16) -> Iterator[list[ServedAnswer]]:

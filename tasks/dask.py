@@ -17,7 +17,7 @@ from components.curation.chunks import Apply, apply_here
 from components.errors import ConfigError
 from components.serving.engines.command import available_cores
 from components.settings import CurationSettings
-from tasks.retry import is_transient
+from tasks.retry import transient
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -34,9 +34,7 @@ workers there.
 @task(
     name="curate chunk",
     cache_policy=NO_CACHE,
-    retries=2,
-    retry_delay_seconds=5,
-    retry_condition_fn=is_transient,
+    **transient(retries=2, delay_s=5),
 )
 def work_on_chunk(packed: bytes) -> bytes:
     """Unpack, work, pack."""

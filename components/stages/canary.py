@@ -4,39 +4,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.logging import get_run_logger
-
 from components.contracts import ArmEndpoint, CanaryReport, CanaryStep, Release
+from components.reporting.markdown_table import markdown_table
 from components.reporting.plots import canary_weights
 from components.serving.rollout.production import ProductionEngine, put_into_production
 from components.serving.rollout.rollout import BaselineKind, run_canary
 from components.serving.rollout.splitter import Splitter
 from components.stages.engines import plain_engine, plain_key, released_engine, released_key
 from components.stages.gate.watch_outputs import output_check, replayed_prompts
-from tasks.artifacts import markdown_table, progress_reporter, publish_image, publish_markdown
-from tasks.loop import Loop
-from tasks.registry import registry_of
+from components.stages.registry import registry_of
+from components.stages.run import Run
 
 
-@task(name="canary", cache_policy=NO_CACHE, timeout_seconds=24 * 3600)
-def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryReport:
+def roll_out(run: Run, release: Release, champion: Release | None) -> CanaryReport:
     """Shift traffic to the challenger step by step, or back at the first bad sign; never retried by
     itself.
     """
-    loop.engines.keep_only(
+    run.engines.keep_only(
         {released_key(release), plain_key(release.target)}
     )  # the gate's other engines are done
-    candidate = released_engine(loop, release)
-    kind, baseline = _baseline(loop, release, champion)
-    with loop.stage("engine start"):
+    candidate = released_engine(run, release)
+    kind, baseline = _baseline(run, release, champion)
+    with run.stage("engine start"):
         candidate.wait_ready()
-    log = get_run_logger()
-    prompts = replayed_prompts(registry_of(loop), release, loop.recipe)
+    prompts = replayed_prompts(registry_of(run), release, run.recipe)
 
     def on_step(step: CanaryStep) -> None:
-        log.info(
+        run.reporter.info(
             "canary %d %%: %s, acceptance length %s, requests %s: %s",
             step.weight_percent,
             "healthy" if step.healthy else "NOT healthy",
@@ -45,11 +39,9 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
             step.reason,
         )
 
-    splitter = Splitter(
-        Path(loop.endpoints.haproxy_socket), frontend_url=loop.endpoints.haproxy_url
-    )
+    splitter = Splitter(Path(run.endpoints.haproxy_socket), frontend_url=run.endpoints.haproxy_url)
     try:
-        with loop.stage("canary"):
+        with run.stage("canary"):
             canary = run_canary(
                 splitter=splitter,
                 candidate=candidate.endpoint("candidate"),
@@ -60,37 +52,36 @@ def roll_out(loop: Loop, release: Release, champion: Release | None) -> CanaryRe
                     {"messages": list(prompt.messages), **prompt.request_options}
                     for prompt in prompts
                 ],
-                settings=loop.recipe.canary,
+                settings=run.recipe.canary,
                 gate_acceptance_length=release.acceptance_length,
                 model=release.target.name,
                 schedule=release.speculative_schedule,
-                check_outputs=output_check(registry_of(loop), release, loop.recipe, prompts),
+                check_outputs=output_check(registry_of(run), release, run.recipe, prompts),
                 on_step=on_step,
-                progress=progress_reporter("canary"),
+                progress=run.reporter.progress("canary"),
             )
     except (
         BaseException
     ):  # Ctrl-C included: where the baseline holds traffic already, it must not end with this run
         if splitter.state()["baseline"].url == baseline.url:
-            _keep_baseline(loop, release, champion)
+            _keep_baseline(run, release, champion)
         raise
-    canary.write(loop.run_dir / "canary_report.json")
-    _publish(loop, canary)
+    canary.write(run.run_dir / "canary_report.json")
+    _publish(run, canary)
     return canary
 
 
-@task(name="keep serving", cache_policy=NO_CACHE)
 def keep_serving(
-    loop: Loop, release: Release, champion: Release | None, canary: CanaryReport
+    run: Run, release: Release, champion: Release | None, canary: CanaryReport
 ) -> None:
     """What won keeps answering when this run has ended, owned by the services; `make down` ends
     it.
     """
     if canary.promoted:
-        _into_production(loop, released_key(release), release)
+        _into_production(run, released_key(release), release)
     else:
-        _keep_baseline(loop, release, champion)
-    get_run_logger().info("in production at %s: %s", loop.urls["chat completions"], canary.reason)
+        _keep_baseline(run, release, champion)
+    run.reporter.info("in production at %s: %s", run.urls["chat completions"], canary.reason)
 
 
 def baseline_release(release: Release, champion: Release | None) -> Release | None:
@@ -102,30 +93,30 @@ def baseline_release(release: Release, champion: Release | None) -> Release | No
     )
 
 
-def _keep_baseline(loop: Loop, release: Release, champion: Release | None) -> None:
+def _keep_baseline(run: Run, release: Release, champion: Release | None) -> None:
     """The engine that traffic fell back to outlives this run, unless it is the one in production
     already.
     """
     base = baseline_release(release, champion)
-    production = ProductionEngine.find(_production_dir(loop))
+    production = ProductionEngine.find(_production_dir(run))
     digest = base.checkpoint.digest if base else None
     if production is None or not production.serves(
         fingerprint=release.target.fingerprint, checkpoint_digest=digest
     ):
-        _into_production(loop, released_key(base) if base else plain_key(release.target), release)
+        _into_production(run, released_key(base) if base else plain_key(release.target), release)
 
 
-def _into_production(loop: Loop, key: str, release: Release) -> None:
+def _into_production(run: Run, key: str, release: Release) -> None:
     put_into_production(
-        loop.engines.hand_over(key),
+        run.engines.hand_over(key),
         fingerprint=release.target.fingerprint,
-        folder=_production_dir(loop),
-        owner_pid=loop.supervisor_pid,
+        folder=_production_dir(run),
+        owner_pid=run.supervisor_pid,
     )
 
 
 def _baseline(
-    loop: Loop, release: Release, champion: Release | None
+    run: Run, release: Release, champion: Release | None
 ) -> tuple[BaselineKind, ArmEndpoint]:
     """The champion where it is bound to this target, else no draft: speculation off is always the
     last rung.
@@ -133,22 +124,22 @@ def _baseline(
     base = baseline_release(release, champion)
     digest = base.checkpoint.digest if base else None
     kind: BaselineKind = "champion" if base else "no_draft"
-    production = ProductionEngine.find(_production_dir(loop))
+    production = ProductionEngine.find(_production_dir(run))
     if production is not None and production.serves(
         fingerprint=release.target.fingerprint, checkpoint_digest=digest
     ):
         return kind, production.endpoint
-    engine = released_engine(loop, base) if base else plain_engine(loop, release.target)
-    with loop.stage("engine start"):
+    engine = released_engine(run, base) if base else plain_engine(run, release.target)
+    with run.stage("engine start"):
         engine.wait_ready()
     return kind, engine.endpoint("baseline")
 
 
-def _production_dir(loop: Loop) -> Path:
-    return loop.state_dir / "run"
+def _production_dir(run: Run) -> Path:
+    return run.state_dir / "run"
 
 
-def _publish(loop: Loop, canary: CanaryReport) -> None:
+def _publish(run: Run, canary: CanaryReport) -> None:
     rows = [
         (
             f"{step.weight_percent} %",
@@ -164,10 +155,10 @@ def _publish(loop: Loop, canary: CanaryReport) -> None:
         ("weight", "candidate", "baseline", "acceptance length", "healthy", "why"), rows
     )
     verdict = "promoted" if canary.promoted else f"rolled back to {canary.rolled_back_to}"
-    publish_markdown(
+    run.reporter.markdown(
         "canary",
         f"## Canary: **{verdict}**\n\n{canary.reason}\n\n{table}",
         description="Canary steps",
     )
-    png = canary_weights(canary, loop.run_dir / "plots" / "canary.png")
-    publish_image("canary", png, description="Canary weights")
+    png = canary_weights(canary, run.run_dir / "plots" / "canary.png")
+    run.reporter.image("canary", png, description="Canary weights")

@@ -1,10 +1,9 @@
-"""What every task of one flow run shares: the recipe, the endpoints, the folders, the engines and
-the clock.
+"""What every stage of one run shares: the recipe, the endpoints, the folders, the engines, the
+clock and whoever tells people.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -14,25 +13,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from prefect.runtime import flow_run
-
 from components.contracts import PacePlan, Reference, StageTiming, now_utc
-from components.errors import ConfigError, DSparkError, ServiceError
+from components.errors import ConfigError, ServiceError
 from components.pace.plan import with_amounts
 from components.reporting.memory import MemorySampler
 from components.services.endpoints import Endpoints, load_endpoints, load_settings, service_pids
 from components.serving.engines.pool import EnginePool
 from components.settings import Recipe, load_recipe
-from components.system.day_clock import StageClock
+from components.stages.reporter import Reporter
+from components.stages.stage_clock import StageClock
 
 RecordT = TypeVar("RecordT", bound=Reference)
 
 
 @dataclass(frozen=True)
-class Loop:
-    """One run of the loop on one recipe. Subflows that run in the same process join the Loop that
-    is open.
-    """
+class Run:
+    """One run of the loop, or of a part of it, on one recipe."""
 
     recipe_source: str
     """Name or path that the recipe was loaded by."""
@@ -45,6 +41,7 @@ class Loop:
     run_dir: Path
     started_at: datetime
     segment_mib: int
+    reporter: Reporter
     timings: list[StageTiming] = field(default_factory=list)
     mlflow_run_ids: list[str] = field(default_factory=list)
     begun_at: datetime | None = None
@@ -157,45 +154,53 @@ class Loop:
         return self.state_dir / "latest" / self.recipe.target.name / f"{what}.json"
 
 
-_open_loop: Loop | None = None
+_open_run: Run | None = None
 
 
 @contextmanager
-def open_loop(
-    recipe: str, *, budget: str | None, begun_at: datetime | None = None
-) -> Iterator[Loop]:
-    """Open the Loop of this process, or join the one that is open (subflows of the lifecycle share
-    engines and clock).
+def open_run(
+    recipe: str,
+    *,
+    budget: str | None,
+    name: str,
+    started_at: datetime,
+    reporter: Reporter,
+    begun_at: datetime | None = None,
+) -> Iterator[Run]:
+    """Open the run of this process, or join the one that is open: the flows of a lifecycle share
+    engines and clock.
 
     Args:
         recipe, budget: as `load_recipe`.
+        name: of the run; its folder carries it.
+        started_at: when it began.
+        reporter: what it tells people by.
         begun_at: when the command began that the run is part of; None: with the run.
 
     Raises:
         ConfigError: the recipe or budget cannot be used.
         ServiceError: the services are not up.
     """
-    global _open_loop
-    show_errors_as_one_line()
+    global _open_run
     loaded = load_recipe(recipe, budget=budget)
-    if _open_loop is not None:
-        if _open_loop.full_recipe != loaded:
+    if _open_run is not None:
+        if _open_run.full_recipe != loaded:
             raise ConfigError(
                 "one process runs one recipe at a time",
                 got=recipe,
-                expected=_open_loop.full_recipe.name,
+                expected=_open_run.full_recipe.name,
             )
-        yield _open_loop
+        yield _open_run
         return
+
     endpoints = load_endpoints()
-    started_at = flow_run.scheduled_start_time or now_utc()
-    run_dir = Path(endpoints.state_dir) / "runs" / f"{started_at:%Y%m%d-%H%M%S}-{flow_run.name}"
+    run_dir = Path(endpoints.state_dir) / "runs" / f"{started_at:%Y%m%d-%H%M%S}-{name}"
     run_dir.mkdir(parents=True, exist_ok=True)
     with (
         MemorySampler(lambda: {os.getpid(), *service_pids()}) as memory,
         EnginePool(logs_dir=run_dir / "logs", port_base=endpoints.engine_port_base) as engines,
     ):
-        _open_loop = Loop(
+        _open_run = Run(
             recipe_source=recipe,
             full_recipe=loaded,
             budget=budget,
@@ -206,28 +211,9 @@ def open_loop(
             started_at=started_at,
             begun_at=begun_at,
             segment_mib=load_settings().mooncake_segment_mib,
+            reporter=reporter,
         )
         try:
-            yield _open_loop
+            yield _open_run
         finally:
-            _open_loop = None
-
-
-def show_errors_as_one_line() -> None:
-    """Log an error raised on purpose as its one message; anything else keeps its traceback.
-
-    Prefect logs every failure of a run with the traceback, which tells a user nothing about a
-    mistyped key.
-    """
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
-        logger = logging.getLogger(name)
-        if _without_traceback not in logger.filters:
-            logger.addFilter(_without_traceback)
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, DSparkError):
-        record.exc_info, record.exc_text = None, None
-        record.msg, record.args = f"{type(error).__name__}: {error}", ()
-    return True
+            _open_run = None

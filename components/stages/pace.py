@@ -9,77 +9,72 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.logging import get_run_logger
-
 from components.contracts import MachineProbe, PacePlan, TargetRef
 from components.curation.sources.self_prompts import num_missing_prompts, with_written_prompts
 from components.pace.plan import make_plan
 from components.pace.probe import EngineProbe
+from components.reporting.markdown_table import markdown_table
 from components.reporting.pace_words import plan_lines, plan_rows, probe_line
 from components.serving.engines.command import resolve_device
 from components.serving.engines.engine import Engine
 from components.settings import PaceSettings
 from components.stages.engines import plain_engine
+from components.stages.run import Run
 from components.training.checks.step_job import StepJob, StepTimes, run_step_probe
-from tasks.artifacts import markdown_table, progress_reporter, publish_markdown
-from tasks.loop import Loop
 
 LOW_LOAD_SHARE = 0.3
 """Of the probe's time, for the load that acceptance is measured at: its steps are short."""
 STEP_PROBE_TIMEOUT_S = 300.0
 
 
-@task(name="choose amounts", cache_policy=NO_CACHE)
-def choose_amounts(loop: Loop, target: TargetRef) -> PacePlan | None:
+def choose_amounts(run: Run, target: TargetRef) -> PacePlan | None:
     """Probe the machine and choose how much of the recipe is done in this run; None where the
     recipe has no pace.
 
     A run chooses once: what is chosen counts for all its flows.
     """
-    pace = loop.full_recipe.pace
-    if pace is None or loop.plans:
-        return loop.plan
-    log = get_run_logger()
-    engine = plain_engine(loop, target)
-    with loop.stage("engine start"):
-        engine.wait_ready(progress=progress_reporter("engine start"))
-    with loop.stage("probe"):
-        probe = _probe(loop, target, engine, pace)
-    log.info(probe_line(probe))
-    plan = make_plan(loop.full_recipe, pace, probe, available_s=loop.left_s)
-    loop.plans.append(plan)
-    plan.write(loop.run_dir / "pace_plan.json")
+    pace = run.full_recipe.pace
+    if pace is None or run.plans:
+        return run.plan
+    engine = plain_engine(run, target)
+    with run.stage("engine start"):
+        engine.wait_ready(progress=run.reporter.progress("engine start"))
+    with run.stage("probe"):
+        probe = _probe(run, target, engine, pace)
+    run.reporter.info(probe_line(probe))
+    plan = make_plan(run.full_recipe, pace, probe, available_s=run.left_s)
+    run.plans.append(plan)
+    plan.write(run.run_dir / "pace_plan.json")
+    tell = run.reporter.info if plan.fits else run.reporter.warning
     for line in plan_lines(plan):
-        log.log(30 if not plan.fits else 20, line)
+        tell(line)
     columns, rows = plan_rows(plan)
     words = "\n\n".join(
         [f"### {probe_line(probe)}", *plan_lines(plan), markdown_table(columns, rows)]
     )
-    publish_markdown("pace", words, description="What this run does on this machine")
+    run.reporter.markdown("pace", words, description="What this run does on this machine")
     return plan
 
 
-def _probe(loop: Loop, target: TargetRef, engine: Engine, pace: PaceSettings) -> MachineProbe:
+def _probe(run: Run, target: TargetRef, engine: Engine, pace: PaceSettings) -> MachineProbe:
     started_s = time.monotonic()
     config = json.loads((Path(target.path) / "config.json").read_text())
     answering = EngineProbe(
         engine.url,
         target.name,
         vocab_size=int(config["vocab_size"]),
-        timeout_s=loop.full_recipe.engine.request_timeout_s,
+        timeout_s=run.full_recipe.engine.request_timeout_s,
     )
     answering.warm_up()
     engine_up_s = time.monotonic() - engine.started_at
-    curation, low = loop.full_recipe.curation, loop.full_recipe.evaluation.acceptance_concurrency
-    high = min(curation.requests_in_flight, loop.full_recipe.engine.max_num_seqs)
-    rates = {high: _rate_of_written_prompts(loop, target, engine, answering, pace)}
+    curation, low = run.full_recipe.curation, run.full_recipe.evaluation.acceptance_concurrency
+    high = min(curation.requests_in_flight, run.full_recipe.engine.max_num_seqs)
+    rates = {high: _rate_of_written_prompts(run, target, engine, answering, pace)}
     rates[high] = rates[high] or answering.answer_rate(high, seconds=pace.probe_s)
     if low != high:
         rates[low] = answering.answer_rate(low, seconds=LOW_LOAD_SHARE * pace.probe_s)
     reading = answering.reading_rate()
-    steps = _step_times(loop, target, pace)
+    steps = _step_times(run, target, pace)
     return MachineProbe(
         engine_up_s=engine_up_s,
         tokens_per_s={load: rate for load, rate in rates.items() if rate},
@@ -91,18 +86,18 @@ def _probe(loop: Loop, target: TargetRef, engine: Engine, pace: PaceSettings) ->
 
 
 def _rate_of_written_prompts(
-    loop: Loop, target: TargetRef, engine: Engine, probe: EngineProbe, pace: PaceSettings
+    run: Run, target: TargetRef, engine: Engine, probe: EngineProbe, pace: PaceSettings
 ) -> float | None:
     """The engine's rate while it writes prompts that the run needs; None where there are too few
     left to write.
     """
-    settings, folder = loop.full_recipe.curation, loop.state_dir / "prompts"
+    settings, folder = run.full_recipe.curation, run.state_dir / "prompts"
     if (
         num_missing_prompts(settings, target=target, folder=folder)
         < 2 * settings.requests_in_flight
     ):
         return None
-    report = progress_reporter("probe")
+    report = run.reporter.progress("probe")
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts") as pool:
         writing = pool.submit(
             with_written_prompts,
@@ -121,19 +116,19 @@ def _rate_of_written_prompts(
     return rate
 
 
-def _step_times(loop: Loop, target: TargetRef, pace: PaceSettings) -> StepTimes:
-    recipe = loop.full_recipe
+def _step_times(run: Run, target: TargetRef, pace: PaceSettings) -> StepTimes:
+    recipe = run.full_recipe
     job = StepJob(
         drafter=recipe.drafter,
         training=recipe.training,
         target_path=target.path,
         aux_layer_ids=recipe.stream.aux_layer_ids,
         num_steps=pace.probe_steps,
-        output_dir=str(loop.run_dir / "probe"),
+        output_dir=str(run.run_dir / "probe"),
     )
     return run_step_probe(
         job,
-        on_line=get_run_logger().info,
+        on_line=run.reporter.child("probe"),
         timeout_s=STEP_PROBE_TIMEOUT_S,
         device=resolve_device(recipe.engine),
     )
