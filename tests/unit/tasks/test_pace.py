@@ -28,17 +28,26 @@ PROBE = MachineProbe(
 
 def loop_of(recipe: Recipe, **fields: Any) -> Loop:
     given = dict.fromkeys(("budget", "endpoints", "engines", "memory", "run_dir"))
-    return Loop(**{**given, "asked": recipe, "started_at": now_utc(), "segment_mib": 1, **fields})
+    return Loop(
+        **{
+            **given,
+            "recipe_source": "demo",
+            "full_recipe": recipe,
+            "started_at": now_utc(),
+            "segment_mib": 1,
+            **fields,
+        }
+    )
 
 
 def test_before_a_plan_the_recipe_is_as_asked_and_after_it_as_chosen() -> None:
     loop = loop_of(load_recipe("demo"))
-    assert loop.recipe is loop.asked and loop.plan is None
-    assert loop.asked.pace is not None
-    plan = make_plan(loop.asked, loop.asked.pace, PROBE, available_s=900)
+    assert loop.recipe is loop.full_recipe and loop.plan is None
+    assert loop.full_recipe.pace is not None
+    plan = make_plan(loop.full_recipe, loop.full_recipe.pace, PROBE, available_s=900)
     loop.plans.append(plan)
     assert loop.recipe.curation.num_conversations == plan.chosen.num_conversations < 900
-    assert loop.recipe.gate == loop.asked.gate
+    assert loop.recipe.gate == loop.full_recipe.gate
 
 
 def test_time_counts_from_when_the_command_began() -> None:
@@ -53,9 +62,9 @@ def test_time_counts_from_when_the_command_began() -> None:
 def test_training_has_a_limit_by_pace_and_none_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "get_run_logger", lambda: logging.getLogger("pace"))
     loop = loop_of(load_recipe("demo"))
-    assert training._within_pace(loop) == loop.asked.training
-    assert loop.asked.pace is not None
-    plan = make_plan(loop.asked, loop.asked.pace, PROBE, available_s=loop.left_s)
+    assert training._within_pace(loop) == loop.full_recipe.training
+    assert loop.full_recipe.pace is not None
+    plan = make_plan(loop.full_recipe, loop.full_recipe.pace, PROBE, available_s=loop.left_s)
     loop.plans.append(plan)
     limit_s = training._within_pace(loop).max_trainer_s
     assert limit_s == pytest.approx(training_limit(plan, left_s=1150), abs=30)
