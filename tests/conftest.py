@@ -11,8 +11,9 @@ from types import FrameType
 import hypothesis
 import pytest
 import torch
-from running_services import Services, running_services
-from tiny_target import make_tiny_target
+
+from tests.support.running_services import Services, running_services
+from tests.support.tiny_target import make_tiny_target
 
 # A run in the background inherits an ignored SIGINT, and so would every process whose Ctrl-C is
 # tested.

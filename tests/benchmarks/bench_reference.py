@@ -36,7 +36,7 @@ from components.drafter.reference.layers import TargetParts
 from components.drafter.reference.verify import Sampler
 from tests.benchmarks.loop_figures import at_least, at_most
 from tests.benchmarks.run import Figure
-from tests.reference_cases import (
+from tests.support.reference_cases import (
     DRAFTERS,
     PROMPTS,
     VOCAB_SIZE,

@@ -33,8 +33,8 @@ from components.targets.resolve import resolve_target
 from tests.benchmarks.loop_figures import at_least, at_most
 from tests.benchmarks.processes import last_json
 from tests.benchmarks.run import Figure
-from tests.integration.stream_services import SimulatedEngine, running_master
-from tests.tiny_target import make_tiny_target
+from tests.support.stream_services import SimulatedEngine, running_master
+from tests.support.tiny_target import make_tiny_target
 
 FINGERPRINT = TargetFingerprint(
     weights="a" * 64, quantization="b" * 64, tokenizer="c" * 64, serving="d" * 64

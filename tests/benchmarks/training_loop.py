@@ -28,7 +28,7 @@ from components.training.packing import Pack
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
 from components.training.trainer import Loop, TrainingStoppedError
-from tests.tiny_target import make_tiny_target
+from tests.support.tiny_target import make_tiny_target
 
 AUX = (1, 3)
 DRAFTER = DrafterSettings(num_layers=1, block_size=4, markov_rank=8, draft_vocab_size=256)

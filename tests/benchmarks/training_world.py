@@ -28,7 +28,7 @@ from components.targets.resolve import resolve_target
 from components.training.data import load_split, requests
 from components.training.job import TrainingJob, TrainingResult
 from components.training.launch import run_trainer
-from tests.integration.stream_services import running_master
+from tests.support.stream_services import running_master
 
 RUN = "bench-training"
 CACHE_GIB = 16.0

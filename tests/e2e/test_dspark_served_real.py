@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dspark_drafter import write_dspark
-from dspark_serving import Completion, complete, serve
 from transformers import AutoTokenizer
 
 from components.contracts import SelfComparison, Verdict
@@ -21,6 +19,8 @@ from components.evaluation.outputs.greedy_answers import (
 from components.evaluation.outputs.losslessness import JudgedOutputs, judge_outputs
 from components.serving.engines import command
 from components.settings import GateSettings, load_recipe, native_dtype
+from tests.support.dspark_drafter import write_dspark
+from tests.support.dspark_serving import Completion, complete, serve
 
 pytestmark = pytest.mark.e2e
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from running_services import Services
 
 from components.registry.client import Registry
 from components.registry.promotions import promotions
 from components.registry.releases import champion
 from components.reporting.report import LifecycleReport
 from components.services.endpoints import REPO_DIR
+from tests.support.running_services import Services
 
 # A safety net against a flow that hangs: slow machines need half an hour.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]

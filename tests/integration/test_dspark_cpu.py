@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from dspark_drafter import write_dspark
-from dspark_serving import Completion, complete, read_trace, serve
 from scipy.stats import chisquare
 
 from components.contracts import CheckpointRef, ServedAnswer, TargetFingerprint, TargetRef
@@ -21,6 +19,8 @@ from components.drafter.reference.decoder import TIE_GAP, ReferenceDecoder, Refe
 from components.evaluation.engine_client import Speculation
 from components.training.checks.gap_job import GapJob
 from components.training.checks.train_served import measure_gap
+from tests.support.dspark_drafter import write_dspark
+from tests.support.dspark_serving import Completion, complete, read_trace, serve
 
 pytestmark = pytest.mark.integration
 

@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dspark_serving import complete, serve
-from offline_reader import OfflineReader
-from stream_services import FINGERPRINT
 from transformers import AutoModelForCausalLM
 
 from components.contracts import TargetRef
@@ -25,6 +22,9 @@ from components.settings import DrafterSettings, EngineSettings, TrainingSetting
 from components.training.objectives.block import BlockObjective
 from components.training.objectives.build import build_objective
 from components.training.packing import Pack, choose_blocks, pack_samples
+from tests.support.dspark_serving import complete, serve
+from tests.support.offline_reader import OfflineReader
+from tests.support.stream_services import FINGERPRINT
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from running_services import START_TIMEOUT_S, Services
 
 from components.contracts import (
     FINGERPRINT_FILE,
@@ -31,6 +30,7 @@ from components.errors import FingerprintMismatchError, RegistryError
 from components.registry import promotions as log
 from components.registry import releases
 from components.registry.client import Registry
+from tests.support.running_services import START_TIMEOUT_S, Services
 
 pytestmark = pytest.mark.integration
 FINGERPRINT = TargetFingerprint(

@@ -14,11 +14,11 @@ import httpx
 import psutil
 import pytest
 import yaml
-from running_services import Services, running_services
 
 from components.services.endpoints import REPO_DIR, STATE_FILE, Endpoints, load_endpoints
 from components.services.ports import PORT_FIELDS
 from components.system.processes import run_processes
+from tests.support.running_services import Services, running_services
 
 pytestmark = pytest.mark.integration
 

@@ -17,14 +17,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from stream_services import (
-    FINGERPRINT,
-    Master,
-    free_port,
-    make_requests,
-    running_master,
-    wait_until,
-)
 
 from components.errors import EngineError, StreamError
 from components.hidden_states.launch import extraction_args
@@ -35,6 +27,14 @@ from components.serving.engines.engine import Engine
 from components.serving.engines.keeper import EngineKeeper
 from components.serving.engines.pool import EnginePool
 from components.settings import EngineSettings, StreamSettings
+from tests.support.stream_services import (
+    FINGERPRINT,
+    Master,
+    free_port,
+    make_requests,
+    running_master,
+    wait_until,
+)
 
 pytestmark = pytest.mark.integration
 

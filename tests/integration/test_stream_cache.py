@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from stream_services import (
+
+from components.errors import FingerprintMismatchError, StreamError
+from components.hidden_states.stream import HiddenStateStream, SampleRequest
+from components.settings import StreamSettings
+from tests.support.stream_services import (
     FINGERPRINT,
     Master,
     SimulatedEngine,
@@ -17,10 +21,6 @@ from stream_services import (
     running_master,
     simulated_states,
 )
-
-from components.errors import FingerprintMismatchError, StreamError
-from components.hidden_states.stream import HiddenStateStream, SampleRequest
-from components.settings import StreamSettings
 
 pytestmark = pytest.mark.integration
 

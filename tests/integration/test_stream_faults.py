@@ -14,7 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from stream_services import (
+
+from components.contracts import StoreEndpoint
+from components.errors import EngineError, FingerprintMismatchError, StoreError, StreamError
+from components.hidden_states.store import StoreClient, count_run_keys
+from components.hidden_states.stream import HiddenStateStream, SampleRequest, sweep_run
+from components.settings import StreamSettings
+from tests.support.stream_services import (
     FINGERPRINT,
     Master,
     SimulatedEngine,
@@ -22,12 +28,6 @@ from stream_services import (
     running_master,
     simulated_states,
 )
-
-from components.contracts import StoreEndpoint
-from components.errors import EngineError, FingerprintMismatchError, StoreError, StreamError
-from components.hidden_states.store import StoreClient, count_run_keys
-from components.hidden_states.stream import HiddenStateStream, SampleRequest, sweep_run
-from components.settings import StreamSettings
 
 pytestmark = pytest.mark.integration
 
@@ -194,9 +194,8 @@ def test_budget_holds_while_the_consumer_is_slow(master: Master, engine: Simulat
 
 
 def httpx_allocated(master: Master) -> int:
-    from stream_services import httpx
-
     from components.hidden_states.store import parse_metrics
+    from tests.support.stream_services import httpx
 
     return parse_metrics(httpx.get(master.endpoint.metrics_url, timeout=60).text).allocated_bytes
 
@@ -348,7 +347,7 @@ def test_engine_down_at_the_start_is_said_within_seconds(master: Master) -> None
 CONSUMER = """
 import sys, time
 from components.contracts import StoreEndpoint
-from stream_services import make_requests
+from tests.support.stream_services import make_requests
 from test_stream_faults import open_stream
 endpoint = StoreEndpoint.model_validate_json(sys.argv[1])
 with open_stream(endpoint, sys.argv[2]) as stream:
@@ -362,7 +361,7 @@ with open_stream(endpoint, sys.argv[2]) as stream:
 
 @pytest.fixture
 def consumer(master: Master, engine: SimulatedEngine) -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", CONSUMER, master.endpoint.model_dump_json(), engine.url]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
@@ -400,7 +399,7 @@ def test_a_killed_consumer_is_swept_from_another_process(
 STOPPED = """
 import sys
 from components.contracts import StoreEndpoint
-from stream_services import make_requests
+from tests.support.stream_services import make_requests
 from test_stream_faults import open_stream, SETTINGS
 endpoint = StoreEndpoint.model_validate_json(sys.argv[1])
 num_read = 0
@@ -419,7 +418,7 @@ print(num_read, stream.report().num_quarantined, flush=True)
 def test_a_stopped_consumer_holds_no_more_than_its_budget_and_goes_on(
     master: Master, engine: SimulatedEngine
 ) -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", STOPPED, master.endpoint.model_dump_json(), engine.url]
     client = StoreClient.connect(master.endpoint)
     before = client.metrics().allocated_bytes
@@ -448,7 +447,7 @@ def test_a_stopped_consumer_holds_no_more_than_its_budget_and_goes_on(
 MASTER_KILLED = """
 import json, os, sys, time
 from pathlib import Path
-from stream_services import *
+from tests.support.stream_services import *
 from test_stream_faults import RUN, open_stream
 from components.errors import DSparkError, StoreError
 master = Master(Path(sys.argv[1]) / "master.log")
@@ -469,7 +468,7 @@ def consume():
 
 
 def in_own_process(code: str, folder: Path) -> dict[str, object]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.run(
         [sys.executable, "-c", MASTER_KILLED + code, str(folder)],
         capture_output=True, text=True, env=environment, timeout=600, check=False,

@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from offline_reader import random_requests
-from stream_services import FINGERPRINT, Master, free_port, running_master
 
 from components.contracts import DatasetRef, TargetRef
 from components.drafter.checkpoint import load_checkpoint_ref, read_calibration, require_bound
@@ -28,6 +26,8 @@ from components.serving.engines.engine import Engine
 from components.settings import DrafterSettings, EngineSettings, StreamSettings, TrainingSettings
 from components.training.job import TrainingJob, TrainingResult
 from components.training.launch import run_trainer
+from tests.support.offline_reader import random_requests
+from tests.support.stream_services import FINGERPRINT, Master, free_port, running_master
 
 pytestmark = pytest.mark.integration
 
@@ -188,7 +188,9 @@ def trained(
     live = job.model_copy(update={"tracking_uri": tracking_uri, "mlflow_run_id": run_id})
     lines: list[str] = []
     return Trained(
-        run_trainer(live, on_line=lines.append, timeout_s=TRAINER_TIMEOUT_S),
+        run_trainer(
+            live, on_line=lambda line: lines.append(line.what), timeout_s=TRAINER_TIMEOUT_S
+        ),
         lines,
         tracking_uri,
         run_id,

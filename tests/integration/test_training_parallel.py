@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from offline_reader import OfflineReader, random_requests
 
 from components.errors import TrainingError
 from components.training.packing import Pack, pack_samples
 from components.training.state import StateFolder
-from tests.parallel_worker import NUM_STEPS, make_loop
+from tests.support.offline_reader import OfflineReader, random_requests
+from tests.support.parallel_worker import NUM_STEPS, make_loop
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -44,7 +44,7 @@ def folder(tiny_target: Path, packs: list[Pack], tmp_path_factory: pytest.TempPa
         "torch.distributed.run",
         *ranks,
         "-m",
-        "tests.parallel_worker",
+        "tests.support.parallel_worker",
         str(folder),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from masked_spans import supervised
 from transformers import AutoTokenizer
 
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
@@ -25,6 +24,7 @@ from components.curation.sources.rows import read_row
 from components.curation.sources.self_prompts import open_turn
 from components.errors import CurationError
 from components.settings import CurationSettings
+from tests.support.masked_spans import supervised
 
 LLAMA3 = """{{- bos_token }}
 {%- if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set messages = messages[1:] %}

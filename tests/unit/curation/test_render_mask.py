@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from masked_spans import supervised
 
 from components.curation.conversation import Answer, AnsweredConversation, Conversation, Message
 from components.curation.dataset.render import Renderer, prove_masks, renderer_of, rewrites_history
 from components.errors import CurationError
+from tests.support.masked_spans import supervised
 
 END = "<|im_end|>"
 MARKED = (

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dspark_drafter import write_dspark
-from reference_cases import DRAFTERS, write_random_drafter
 from transformers import MistralConfig, MistralForCausalLM
 
 from components.drafter.confidence.scheduler import PrefixScheduler
 from components.drafter.reference.decoder import ReferenceDecoder, ReferenceOutput
 from components.errors import CheckpointError, ConfigError, TargetError
+from tests.support.dspark_drafter import write_dspark
+from tests.support.reference_cases import DRAFTERS, write_random_drafter
 
 PROMPTS = ([1, 50, 60, 70], [1, 100, 200, 300, 301, 302], [400, 401], [7])
 KEPT = tuple(range(0, 512, 2))

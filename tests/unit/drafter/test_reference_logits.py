@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from reference_cases import write_random_drafter
 from speculators import SpeculatorModel, SpeculatorModelConfig
 from transformers import AutoConfig
 
 from components.drafter.reference.base import ContextRows, Proposal
 from components.drafter.reference.decoder import ReferenceDecoder
+from tests.support.reference_cases import write_random_drafter
 
 NUM_TOKENS, NUM_DRAFTS, NUM_ANCHORS = 40, 3, 8
 KEPT = tuple(range(3, 512, 5))

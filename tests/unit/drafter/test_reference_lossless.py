@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from reference_cases import (
+
+from components.drafter.confidence.scheduler import PrefixScheduler
+from components.drafter.reference import loop as reference_loop
+from components.drafter.reference.decoder import ReferenceDecoder
+from tests.support.reference_cases import (
     DRAFTERS,
     PROMPTS,
     VOCAB_SIZE,
@@ -27,10 +31,6 @@ from reference_cases import (
     write_enumerable_target,
     write_random_drafter,
 )
-
-from components.drafter.confidence.scheduler import PrefixScheduler
-from components.drafter.reference import loop as reference_loop
-from components.drafter.reference.decoder import ReferenceDecoder
 
 NUM_TOKENS = 3
 SURVIVAL = 0.3

@@ -17,13 +17,6 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_world import (
-    IDENTITY,
-    SimulatedEngine,
-    SimulatedStore,
-    VirtualClock,
-    delivered_states,
-)
 
 from components.errors import EngineError, StoreError, StreamError
 from components.hidden_states.checks import LayerVariance
@@ -32,6 +25,13 @@ from components.hidden_states.sample import Arrival, Sample, SampleRequest
 from components.hidden_states.statistics import StreamStatistics
 from components.hidden_states.wire import FLOAT8, layout, run_prefix, store_key
 from components.settings import StreamSettings
+from tests.support.simulated_world import (
+    IDENTITY,
+    SimulatedEngine,
+    SimulatedStore,
+    VirtualClock,
+    delivered_states,
+)
 
 STORE_BYTES, RING_BYTES = 8 * 1024, 10 * 1024
 SETTINGS = StreamSettings(

@@ -11,11 +11,12 @@ import pytest
 from prefect.states import Completed, Failed
 
 from components.errors import ConfigError, EngineError, TargetError
+from components.reporting.markdown_table import markdown_table
 from components.settings import load_recipe
-from tasks.artifacts import _key, markdown_table
-from tasks.loop import show_errors_as_one_line
+from components.stages.targets import watched_path
+from tasks.artifacts import _key
+from tasks.flow_run import show_errors_as_one_line
 from tasks.retry import is_transient
-from tasks.targets import watched_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*without a flow run id")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from offline_reader import OfflineReader, random_requests
 
 from components.drafter.build import build_drafter
 from components.drafter.start import read_lm_head
 from components.drafter.vocabulary import build_draft_vocabulary
 from components.settings import DrafterSettings
 from components.training.packing import Pack, pack_samples
+from tests.support.offline_reader import OfflineReader, random_requests
 
 AUX = (1, 3)
 VOCAB_SIZE = 512

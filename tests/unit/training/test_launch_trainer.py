@@ -15,6 +15,7 @@ import pytest
 from components.contracts import DatasetRef, StoreEndpoint, TargetFingerprint, TargetRef
 from components.errors import TrainingError
 from components.settings import DrafterSettings, StreamSettings, TrainingSettings
+from components.system.child_lines import ChildLine
 from components.training import launch
 from components.training.job import TrainingJob
 from components.training.launch import launch_command, run_trainer
@@ -78,10 +79,10 @@ def test_a_failed_trainer_raises_with_its_last_line(
     fake_trainer(
         monkeypatch, "print('step 1'); print('error: the store is down'); raise SystemExit(1)"
     )
-    lines: list[str] = []
-    with pytest.raises(TrainingError, match="exit code 1: error: the store is down"):
+    lines: list[ChildLine] = []
+    with pytest.raises(TrainingError, match="exit code 1: the store is down"):
         run_trainer(job(tmp_path), on_line=lines.append, timeout_s=600)
-    assert lines == ["step 1", "error: the store is down"]
+    assert [line.what for line in lines] == ["step 1", "error: the store is down"]
 
 
 def test_what_libraries_note_is_kept_from_people_unless_they_ask(
@@ -122,8 +123,8 @@ def test_the_whole_group_ends_when_the_caller_fails(
     fake_trainer(monkeypatch, CHILD_AND_GRANDCHILD)
     pids: list[int] = []
 
-    def fail(line: str) -> None:
-        pids.append(int(line))
+    def fail(line: ChildLine) -> None:
+        pids.append(int(line.what))
         raise error
 
     with pytest.raises(error):
@@ -139,7 +140,7 @@ def test_a_trainer_that_takes_too_long_is_ended(
 ) -> None:
     fake_trainer(monkeypatch, "import time; time.sleep(3000)")
     started = time.monotonic()
-    with pytest.raises(TrainingError, match="did not finish in its time"):
+    with pytest.raises(TrainingError, match="did not finish within 1 s"):
         run_trainer(job(tmp_path), on_line=print, timeout_s=1)
     assert time.monotonic() - started < 120
 

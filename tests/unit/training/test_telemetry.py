@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from components.system.child_lines import ChildLine, as_child_line
 from components.training import telemetry
 from components.training.telemetry import MetricsLog, ProgressTicker
 
@@ -15,12 +16,13 @@ from components.training.telemetry import MetricsLog, ProgressTicker
 def test_lines_are_spaced_and_silence_is_filled(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressTicker(every_s=0.4) as ticker:
         for step in range(5):
-            ticker.update(f"step {step}")
-        ticker.update("validation", now=True)
+            ticker.update(f"step {step}", percent=step)
+        ticker.update("validation", percent=5, now=True)
         time.sleep(1.5)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "validation"
-    assert lines[1].startswith("validation (for ") and len(lines) < 6
+    lines = [as_child_line(printed) for printed in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ChildLine("validation", 5, 100)
+    assert lines[1].what.startswith("validation (for ") and len(lines) < 6
+    assert lines[1].percent == 5
 
 
 def test_metrics_reach_the_run_in_order(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from components.contracts import ArmEndpoint, CheckpointRef, Release, TargetFingerprint, TargetRef
 from components.serving.rollout.production import ProductionEngine
-from tasks.lifecycle import serving_now
+from components.stages.lifecycle import serving_now
 
 URL = "http://here/v1/chat/completions"
 FINGERPRINT = TargetFingerprint(weights="w", quantization="q", tokenizer="t", serving="s")

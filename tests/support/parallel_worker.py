@@ -1,4 +1,4 @@
-"""Trains a tiny drafter in several processes: `torchrun ... -m tests.parallel_worker FOLDER`.
+"""Trains a tiny drafter in several processes, as torchrun starts them, on FOLDER.
 
 FOLDER holds `target` and `packs.pt`. Each rank takes every other pack, by each way to share the
 work; rank 0 leaves the loss curves in `curves.json` and the last state of each run under its name.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks import serving
+from components.stages import canary
 
 NEW, OLD = "fingerprint of the new target", "fingerprint of the old one"
 
@@ -34,16 +34,16 @@ def kept(
 ) -> list[str]:
     """Keys of the engines handed over after a rollback of a release on the new target."""
     keys: list[str] = []
-    loop = SimpleNamespace(
+    run = SimpleNamespace(
         engines=SimpleNamespace(hand_over=keys.append), state_dir=Path("state"), supervisor_pid=1
     )
     monkeypatch.setattr(
-        serving, "ProductionEngine", SimpleNamespace(find=lambda _folder: production)
+        canary, "ProductionEngine", SimpleNamespace(find=lambda _folder: production)
     )
-    monkeypatch.setattr(serving, "put_into_production", lambda *_args, **_kwargs: None)
-    monkeypatch.setattr(serving, "released_key", lambda one: f"released {one.checkpoint.digest}")
-    monkeypatch.setattr(serving, "plain_key", lambda _target: "plain")
-    serving._keep_baseline(loop, release(NEW, "challenger"), champion)  # type: ignore[arg-type]
+    monkeypatch.setattr(canary, "put_into_production", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(canary, "released_key", lambda one: f"released {one.checkpoint.digest}")
+    monkeypatch.setattr(canary, "plain_key", lambda _target: "plain")
+    canary._keep_baseline(run, release(NEW, "challenger"), champion)  # type: ignore[arg-type]
     return keys
 
 
