@@ -55,6 +55,7 @@ from components.contracts.pace import Amounts, MachineProbe, PacePlan
 from components.contracts.progress import Progress, StageTiming, now_utc
 from components.contracts.record import Record, Reference
 from components.contracts.release import Promotion, Release
+from components.contracts.serving.arms import Arm, Schedule, ScheduleRow, Slot, draft_tokens_at
 from components.contracts.serving.endpoints import ArmEndpoint, StoreEndpoint
 from components.contracts.serving.rollout import CanaryReport, CanaryStep
 from components.contracts.stream import StreamReport
@@ -66,6 +67,7 @@ __all__ = [
     "FINGERPRINT_FILE",
     "AcceptanceReport",
     "Amounts",
+    "Arm",
     "ArmEndpoint",
     "ArmGroups",
     "ArmReport",
@@ -102,9 +104,12 @@ __all__ = [
     "RivalReport",
     "RuleResult",
     "SampledOutputs",
+    "Schedule",
+    "ScheduleRow",
     "SelfComparison",
     "Served",
     "ServedAnswer",
+    "Slot",
     "SpeedPoint",
     "StageTiming",
     "Standing",
@@ -121,6 +126,7 @@ __all__ = [
     "digest_checkpoint",
     "digest_file",
     "digest_json",
+    "draft_tokens_at",
     "is_held_out",
     "now_utc",
     "write_atomic",

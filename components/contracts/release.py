@@ -8,6 +8,7 @@ from pydantic import Field
 
 from components.contracts.checkpoint import CheckpointRef
 from components.contracts.record import Record
+from components.contracts.serving.arms import Schedule
 from components.contracts.target import TargetRef
 
 
@@ -20,7 +21,7 @@ class Release(Record):
     target: TargetRef
     gate_digest: str
     run_id: str
-    speculative_schedule: tuple[tuple[int, int, int], ...] = ()
+    speculative_schedule: Schedule = ()
     drafter_out_above: int | None = Field(
         default=None, description="as `GateDecision.drafter_out_above`"
     )

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from components.contracts import AcceptanceReport, SpeedPoint
-from components.evaluation.speed import BESIDE_SCHEDULED, SCHEDULED, speedups
+from components.contracts import (
+    AcceptanceReport,
+    Arm,
+    Schedule,
+    ScheduleRow,
+    SpeedPoint,
+    draft_tokens_at,
+)
+from components.evaluation.speed import speedups
 
 MIN_SHIPPED_RATIO = 0.95
 """Of no draft's throughput: what a shipped schedule must keep at every load, or say above which it
@@ -21,7 +28,6 @@ MIN_GAIN = 0.02
 than that.
 """
 
-Schedule = tuple[tuple[int, int, int], ...]
 Speed = Mapping[str, Sequence[SpeedPoint]]
 Ratios = Mapping[int, Mapping[int, float]]
 """Throughput over no draft, by number of draft tokens K and requests in flight."""
@@ -48,9 +54,9 @@ def reported_ratios(report: AcceptanceReport) -> dict[int, dict[int, float]]:
     """`ratios_by_length` of what a report holds."""
     return ratios_by_length(
         {arm: one.speed for arm, one in report.arms.items()},
-        len(report.arms["candidate"].acceptance_by_position),
+        len(report.arms[Arm.CANDIDATE].acceptance_by_position),
         {
-            one.num_draft_tokens: {"candidate": one.arm.speed, "no_draft": one.no_draft_speed}
+            one.num_draft_tokens: {Arm.CANDIDATE: one.arm.speed, Arm.NO_DRAFT: one.no_draft_speed}
             for one in report.draft_lengths
         },
     )
@@ -80,16 +86,16 @@ def choose_schedule(ratios: Ratios, *, max_requests: int = 64) -> Schedule:
     for load in loads:
         longest = _fastest(measured, load, longest) if longest else 0
         lengths.append(longest)
-    rows: list[tuple[int, int, int]] = []
+    rows: list[ScheduleRow] = []
     first = 1
     for index, (load, length) in enumerate(zip(loads, lengths, strict=True)):
         is_last = index == len(loads) - 1
         if not is_last and lengths[index + 1] == length:
             continue
         if length == 0 or is_last:
-            rows.append((first, max(load, first, max_requests), length))
+            rows.append(ScheduleRow(first, max(load, first, max_requests), length))
             break
-        rows.append((first, load, length))
+        rows.append(ScheduleRow(first, load, length))
         first = load + 1
     return tuple(rows)
 
@@ -130,7 +136,7 @@ def load_limit(
     if not schedule:
         return None
     loads = sorted({load for by_load in ratios.values() for load in by_load})
-    shipped = speedups(speed, arm=SCHEDULED, over=BESIDE_SCHEDULED) or {
+    shipped = speedups(speed, arm=Arm.SCHEDULED, over=Arm.NO_DRAFT_BESIDE) or {
         load: ratios.get(draft_tokens_at(schedule, load), {}).get(load, 0.0) for load in loads
     }
     limit = 0
@@ -139,13 +145,3 @@ def load_limit(
             return limit
         limit = load
     return None
-
-
-def draft_tokens_at(schedule: Schedule, num_requests: int) -> int:
-    """K of the row that `num_requests` in one batch falls into; beyond the last row its K holds
-    on.
-    """
-    for low, high, num_tokens in schedule:
-        if low <= num_requests <= high:
-            return num_tokens
-    return schedule[-1][2]

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from components.contracts import (
     AcceptanceReport,
+    Arm,
     ArmReport,
     CompatibilityTable,
     Divergence,
@@ -88,7 +89,7 @@ def build_report(
         EvaluationError: no candidate, engines of different versions, or arms that answered
             different prompts.
     """
-    if "candidate" not in measured:
+    if Arm.CANDIDATE not in measured:
         raise EvaluationError("no candidate arm was measured", got=", ".join(measured) or "no arm")
     versions = {arm.engine_version for arm in measured.values()}
     if len(versions) > 1:
@@ -134,7 +135,7 @@ def _divergences(
     measured: Mapping[str, Measured], excluded: Mapping[str, str]
 ) -> dict[str, Divergence]:
     """Where the candidate's greedy answers part from no_draft's."""
-    plain, ours = (_answers(measured[arm], excluded) for arm in ("no_draft", "candidate"))
+    plain, ours = (_answers(measured[arm], excluded) for arm in (Arm.NO_DRAFT, Arm.CANDIDATE))
     return divergences(plain, ours)
 
 
@@ -143,7 +144,7 @@ def _self_comparisons(
 ) -> tuple[SelfComparison, ...]:
     if not itself:
         return ()
-    plain = _answers(measured["no_draft"], excluded)
+    plain = _answers(measured[Arm.NO_DRAFT], excluded)
     return tuple(
         compare_with_itself(plain, _answers(again, excluded), num_in_flight=load)
         for load, again in sorted(itself.items())
@@ -176,7 +177,7 @@ def _arms(
 def _further(temperature: float, measured: Mapping[str, Measured]) -> TemperatureReport:
     excluded = {prompt_id: "" for arm in measured.values() for prompt_id in arm.excluded}
     kept = {arm: _without(one, excluded) for arm, one in measured.items()}
-    if "candidate" in kept:
+    if Arm.CANDIDATE in kept:
         _check_paired(kept)
     return TemperatureReport(
         temperature=temperature,
@@ -330,10 +331,10 @@ def _without(measured: Measured, excluded: Mapping[str, str]) -> tuple[PromptMea
 
 
 def _check_paired(kept: Mapping[str, tuple[PromptMeasurement, ...]]) -> None:
-    candidate = {prompt.prompt_id for prompt in kept["candidate"]}
+    candidate = {prompt.prompt_id for prompt in kept[Arm.CANDIDATE]}
     for arm, prompts in kept.items():
         ids = [prompt.prompt_id for prompt in prompts]
-        same = set(ids) <= candidate if arm == "untrained" else set(ids) == candidate
+        same = set(ids) <= candidate if arm == Arm.UNTRAINED else set(ids) == candidate
         if not same or len(set(ids)) != len(ids):
             raise EvaluationError(
                 f"arm '{arm}' did not answer the same prompts as the candidate, each once",
@@ -348,8 +349,8 @@ def _equal_outputs(
     """(equal, compared) outputs of candidate and no_draft; sampled outputs cannot be compared, so
     (0, 0) above 0.
     """
-    if "no_draft" not in kept or temperature > 0:
+    if Arm.NO_DRAFT not in kept or temperature > 0:
         return 0, 0
-    plain = {prompt.prompt_id: prompt.output_digest for prompt in kept["no_draft"]}
-    pairs = [(prompt.output_digest, plain[prompt.prompt_id]) for prompt in kept["candidate"]]
+    plain = {prompt.prompt_id: prompt.output_digest for prompt in kept[Arm.NO_DRAFT]}
+    pairs = [(prompt.output_digest, plain[prompt.prompt_id]) for prompt in kept[Arm.CANDIDATE]]
     return sum(ours == theirs for ours, theirs in pairs), len(pairs)

@@ -20,19 +20,11 @@ from itertools import pairwise
 import httpx
 import numpy as np
 
-from components.contracts import ArmEndpoint, Progress, SpeedPoint
+from components.contracts import Arm, ArmEndpoint, Progress, SpeedPoint
 from components.errors import EvaluationError
 from components.evaluation.engine_client import Completion, EngineClient, all_or_first_error
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
-
-SCHEDULED = "scheduled"
-"""Arm name of an engine that serves the candidate with the schedule that would be shipped; only its
-speed counts.
-"""
-
-BESIDE_SCHEDULED = "no_draft_beside"
-"""Arm name of no draft measured once more, interleaved with `SCHEDULED`."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +189,7 @@ def speed_point(concurrency: int, rounds: Sequence[Round]) -> SpeedPoint:
 
 
 def speedups(
-    speed: Mapping[str, Sequence[SpeedPoint]], *, arm: str = "candidate", over: str = "no_draft"
+    speed: Mapping[str, Sequence[SpeedPoint]], *, arm: str = Arm.CANDIDATE, over: str = Arm.NO_DRAFT
 ) -> dict[int, float]:
     """Throughput of `arm` over that of `over` at each concurrency both were measured at."""
     base = {point.concurrency: point.output_tokens_per_s for point in speed.get(over, ())}

@@ -18,6 +18,7 @@ from mlflow.exceptions import MlflowException
 
 from components.contracts import (
     AcceptanceReport,
+    Arm,
     CheckpointRef,
     GateDecision,
     Promotion,
@@ -70,7 +71,7 @@ def register_release(
     for path in extra_artifacts:
         registry.log_artifact(run_id, path, folder=f"{folder}/extra")
     create_model(registry, model_name)
-    candidate = report.arms["candidate"]
+    candidate = report.arms[Arm.CANDIDATE]
     tags = {
         **{
             f"fingerprint.{part}": digest

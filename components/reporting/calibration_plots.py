@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from components.contracts import Calibration, ReliabilityFigures
+from components.contracts import Arm, Calibration, ReliabilityFigures
 from components.reporting.style import ARM_COLOURS, DPI, GRID, INK, save, style_axes
 
-BEFORE_COLOUR, BEFORE_INK, AFTER_COLOUR = "#d9a441", "#a3741a", ARM_COLOURS["candidate"]
+BEFORE_COLOUR, BEFORE_INK, AFTER_COLOUR = "#d9a441", "#a3741a", ARM_COLOURS[Arm.CANDIDATE]
 QUIET_INK = "#5b626c"
 MAX_COLUMNS = 5
 BOX_ASPECT = 0.33

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from components.contracts import CanaryReport, StageTiming
+from components.contracts import Arm, CanaryReport, Slot, StageTiming
 from components.reporting.calibration_plots import reliability_diagram
 from components.reporting.gate.acceptance_plots import plot_acceptance
 from components.reporting.report import ArmFigures, CurvePoint, LifecycleReport, TargetChangeReport
@@ -113,9 +113,12 @@ def training_curve(curve: tuple[CurvePoint, ...], path: Path) -> Path:
         right = left.twinx()
         right.spines["top"].set_visible(False)
         right.plot(
-            *zip(*measured, strict=True), color=ARM_COLOURS["candidate"], marker="o", linewidth=2.2
+            *zip(*measured, strict=True),
+            color=ARM_COLOURS[Arm.CANDIDATE],
+            marker="o",
+            linewidth=2.2,
         )
-        right.set_ylabel("acceptance length", color=ARM_COLOURS["candidate"])
+        right.set_ylabel("acceptance length", color=ARM_COLOURS[Arm.CANDIDATE])
         right.tick_params(labelsize=9)
         right.set_ylim(1.0, max(1.05, max(value for _, value in measured)) * 1.05)
         last_step, last = measured[-1]
@@ -158,7 +161,9 @@ def canary_weights(canary: CanaryReport, path: Path) -> Path:
         )
         axes.annotate(
             _step_text(
-                step.acceptance_length, step.num_requests.get("candidate", 0), step.weight_percent
+                step.acceptance_length,
+                step.num_requests.get(Slot.CANDIDATE, 0),
+                step.weight_percent,
             ),
             ((start + end) / 2, step.weight_percent),
             xytext=(0, 5),
@@ -187,9 +192,9 @@ def target_changes(changes: tuple[TargetChangeReport, ...], path: Path) -> Path:
     grid = figure.subplots(2, len(changes), squeeze=False, sharey="row")
     for column, change in enumerate(changes):
         arms = [
-            ("old drafter", change.old_drafter, ARM_COLOURS["champion"]),
-            ("new drafter", change.new_drafter, ARM_COLOURS["candidate"]),
-            ("no draft", change.no_draft, ARM_COLOURS["no_draft"]),
+            ("old drafter", change.old_drafter, ARM_COLOURS[Arm.CHAMPION]),
+            ("new drafter", change.new_drafter, ARM_COLOURS[Arm.CANDIDATE]),
+            ("no draft", change.no_draft, ARM_COLOURS[Arm.NO_DRAFT]),
         ]
         top, bottom = grid[0][column], grid[1][column]
         _change_bars(top, arms, lambda arm: arm.acceptance_length, "{:.2f}")

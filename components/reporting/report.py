@@ -10,6 +10,7 @@ from pydantic import Field
 
 from components.contracts import (
     AcceptanceReport,
+    Arm,
     ArmReport,
     Calibration,
     CanaryReport,
@@ -152,7 +153,7 @@ def orchestration_share(stages: Sequence[StageTiming], total_s: float) -> float:
 
 
 def speedup(
-    acceptance: AcceptanceReport, *, arm: str = "candidate", over: str = "no_draft"
+    acceptance: AcceptanceReport, *, arm: str = Arm.CANDIDATE, over: str = Arm.NO_DRAFT
 ) -> dict[int, float]:
     """tok/s of `arm` over tok/s of `over` at each concurrency that both have."""
     if arm not in acceptance.arms or over not in acceptance.arms:

@@ -10,21 +10,21 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from components.contracts import write_atomic
+from components.contracts import Arm, Slot, write_atomic
 
-ARM_COLOURS = {
-    "candidate": "#0b6e6e",
-    "champion": "#7a5195",
-    "no_draft": "#8a8f98",
-    "untrained": "#d9a441",
-    "baseline": "#8a8f98",
-    "scheduled": "#3f6fb5",
-    "no_draft_beside": "#8a8f98",
+ARM_COLOURS: dict[str, str] = {
+    Arm.CANDIDATE: "#0b6e6e",
+    Arm.CHAMPION: "#7a5195",
+    Arm.NO_DRAFT: "#8a8f98",
+    Arm.UNTRAINED: "#d9a441",
+    Slot.BASELINE: "#8a8f98",
+    Arm.SCHEDULED: "#3f6fb5",
+    Arm.NO_DRAFT_BESIDE: "#8a8f98",
 }
-ARM_LABELS = {
-    "no_draft": "no draft",
-    "scheduled": "shipped schedule",
-    "no_draft_beside": "no draft beside it",
+ARM_LABELS: dict[str, str] = {
+    Arm.NO_DRAFT: "no draft",
+    Arm.SCHEDULED: "shipped schedule",
+    Arm.NO_DRAFT_BESIDE: "no draft beside it",
 }
 OTHER_COLOUR = "#3f6fb5"
 INK = "#20242a"
@@ -42,10 +42,10 @@ PAGE_COLOURS = {
     GOOD: "good",
     BAD: "bad",
     OTHER_COLOUR: "other",
-    ARM_COLOURS["candidate"]: "candidate",
-    ARM_COLOURS["champion"]: "champion",
-    ARM_COLOURS["no_draft"]: "plain",
-    ARM_COLOURS["untrained"]: "untrained",
+    ARM_COLOURS[Arm.CANDIDATE]: "candidate",
+    ARM_COLOURS[Arm.CHAMPION]: "champion",
+    ARM_COLOURS[Arm.NO_DRAFT]: "plain",
+    ARM_COLOURS[Arm.UNTRAINED]: "untrained",
 }
 """Variable of a page's style sheet for each colour, so that plots follow its light and dark scheme.
 """

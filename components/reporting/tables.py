@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 from components.contracts import (
     AcceptanceReport,
+    Arm,
     ArmReport,
     Calibration,
     CanaryReport,
     GateDecision,
     PacePlan,
     RuleResult,
+    Schedule,
     SpeedPoint,
     StageTiming,
     Verdict,
@@ -66,7 +68,7 @@ def tables(report: LifecycleReport) -> Iterator[Table]:
 def headline(report: LifecycleReport) -> str:
     """One sentence: what came out, for which target, and the two figures that matter."""
     said = f"{report.target.name}: {report.outcome}"
-    if report.acceptance is None or "candidate" not in report.acceptance.arms:
+    if report.acceptance is None or Arm.CANDIDATE not in report.acceptance.arms:
         return said
     said += f"; acceptance length {report.acceptance.arms['candidate'].acceptance_length:.2f}"
     ratio = speedup(report.acceptance).get(1)
@@ -244,7 +246,7 @@ def _verdict(rule: RuleResult) -> str:
 def _canary(canary: CanaryReport) -> Table:
     arms = sorted(
         {arm for step in canary.steps for arm in step.num_requests},
-        key=lambda arm: arm != "candidate",
+        key=lambda arm: arm != Arm.CANDIDATE,
     )
     rows = tuple(
         (
@@ -482,10 +484,10 @@ def _change_cells(arm: ArmFigures | None, levels: list[int]) -> list[str]:
     ]
 
 
-def schedule_text(schedule: tuple[tuple[int, int, int], ...]) -> str:
+def schedule_text(schedule: Schedule) -> str:
     """A schedule for people: '1-4: 4, 5-64: 0'."""
     return (
-        ", ".join(f"{low}-{high}: {num_tokens}" for low, high, num_tokens in schedule)
+        ", ".join(f"{row.first}-{row.last}: {row.num_draft_tokens}" for row in schedule)
         or "always the same"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.contracts import ArmEndpoint, CanaryReport, CanaryStep, Release
+from components.contracts import Arm, ArmEndpoint, CanaryReport, CanaryStep, Release, Slot
 from components.reporting.markdown_table import markdown_table
 from components.reporting.plots import canary_weights
 from components.serving.rollout.production import ProductionEngine, put_into_production
@@ -44,7 +44,7 @@ def roll_out(run: Run, release: Release, champion: Release | None) -> CanaryRepo
         with run.stage("canary"):
             canary = run_canary(
                 splitter=splitter,
-                candidate=candidate.endpoint("candidate"),
+                candidate=candidate.endpoint(Arm.CANDIDATE),
                 baseline=baseline,
                 baseline_kind=kind,
                 candidate_digest=release.checkpoint.digest,
@@ -63,7 +63,7 @@ def roll_out(run: Run, release: Release, champion: Release | None) -> CanaryRepo
     except (
         BaseException
     ):  # Ctrl-C included: where the baseline holds traffic already, it must not end with this run
-        if splitter.state()["baseline"].url == baseline.url:
+        if splitter.state()[Slot.BASELINE].url == baseline.url:
             _keep_baseline(run, release, champion)
         raise
     canary.write(run.run_dir / "canary_report.json")
@@ -123,7 +123,7 @@ def _baseline(
     """
     base = baseline_release(release, champion)
     digest = base.checkpoint.digest if base else None
-    kind: BaselineKind = "champion" if base else "no_draft"
+    kind: BaselineKind = Arm.CHAMPION if base else Arm.NO_DRAFT
     production = ProductionEngine.find(_production_dir(run))
     if production is not None and production.serves(
         fingerprint=release.target.fingerprint, checkpoint_digest=digest
@@ -132,7 +132,7 @@ def _baseline(
     engine = released_engine(run, base) if base else plain_engine(run, release.target)
     with run.stage("engine start"):
         engine.wait_ready()
-    return kind, engine.endpoint("baseline")
+    return kind, engine.endpoint(kind)
 
 
 def _production_dir(run: Run) -> Path:
@@ -143,8 +143,8 @@ def _publish(run: Run, canary: CanaryReport) -> None:
     rows = [
         (
             f"{step.weight_percent} %",
-            step.num_requests.get("candidate", 0),
-            step.num_requests.get("baseline", 0),
+            step.num_requests.get(Slot.CANDIDATE, 0),
+            step.num_requests.get(Slot.BASELINE, 0),
             "" if step.acceptance_length is None else f"{step.acceptance_length:.3f}",
             "ok" if step.healthy else "bad",
             step.reason,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from components.contracts import CheckpointRef, Release, Rival, TargetRef
+from components.contracts import CheckpointRef, Release, Rival, Schedule, TargetRef
 from components.hidden_states.launch import extraction_args
 from components.services.endpoints import Endpoints
 from components.serving.engines.command import DraftSampleMethod, EngineSpec, resolve_device
@@ -118,7 +118,7 @@ def scheduled_engine(
     host: EngineHost,
     target: TargetRef,
     checkpoint: CheckpointRef,
-    schedule: tuple[tuple[int, int, int], ...],
+    schedule: Schedule,
 ) -> Engine:
     """Start the engine that serves the drafter with a schedule, as a release of it would be."""
 
@@ -142,7 +142,7 @@ def stop_scheduled_engine(
     host: EngineHost,
     target: TargetRef,
     checkpoint: CheckpointRef,
-    schedule: tuple[tuple[int, int, int], ...],
+    schedule: Schedule,
 ) -> None:
     """Stop the engine `scheduled_engine` started."""
     host.engines.stop(_scheduled_key(target, checkpoint, schedule))
@@ -201,9 +201,7 @@ def _rival_key(target: TargetRef, rival: Rival) -> str:
     )
 
 
-def _scheduled_key(
-    target: TargetRef, checkpoint: CheckpointRef, schedule: tuple[tuple[int, int, int], ...]
-) -> str:
+def _scheduled_key(target: TargetRef, checkpoint: CheckpointRef, schedule: Schedule) -> str:
     return f"scheduled/{_drafting_key(target, checkpoint)}/{schedule}"
 
 
@@ -219,7 +217,7 @@ def _spec(
     port: int,
     checkpoint: CheckpointRef | None = None,
     rival: Rival | None = None,
-    schedule: tuple[tuple[int, int, int], ...] = (),
+    schedule: Schedule = (),
     draft_sample_method: DraftSampleMethod = "greedy",
     extra_args: tuple[str, ...] = (),
     extra_env: dict[str, str] | None = None,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from components.contracts import (
+    Arm,
     CanaryReport,
     CheckpointRef,
     DatasetRef,
@@ -102,7 +103,7 @@ def decide_action(
         evaluation.temperature,
         evaluation.max_tokens,
     )
-    before = released.arms["candidate"].prompts if is_comparable else ()
+    before = released.arms[Arm.CANDIDATE].prompts if is_comparable else ()
     old, new, num_prompts = paired_acceptance_lengths(before, measured.prompts)
     policy = policy_after_measurement(
         old_acceptance_length=old,

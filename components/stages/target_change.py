@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from components.contracts import ChangeAction, TargetRef, now_utc
+from components.contracts import Arm, ChangeAction, TargetRef, now_utc
 from components.curation.sources.human_chats import human_chats
 from components.errors import ConfigError
 from components.reporting.render import markdown, write_report
@@ -79,10 +79,12 @@ def change_report(
     """
     done = run.recall("lifecycle", LifecycleReport)
     arms = done.acceptance.arms if done.acceptance else {}
-    old = ArmFigures.of(arms["champion"]) if "champion" in arms else None
+    old = ArmFigures.of(arms[Arm.CHAMPION]) if Arm.CHAMPION in arms else None
     if old is None and done.remeasured_acceptance_length is not None:
         # Re-bound: the same weights serve on, so their speed is the candidate's.
-        speed = ArmFigures.of(arms["candidate"]).output_tokens_per_s if "candidate" in arms else {}
+        speed = (
+            ArmFigures.of(arms[Arm.CANDIDATE]).output_tokens_per_s if Arm.CANDIDATE in arms else {}
+        )
         old = ArmFigures(
             acceptance_length=done.remeasured_acceptance_length, output_tokens_per_s=speed
         )
@@ -95,8 +97,8 @@ def change_report(
         reason=done.policy_reason or seen.change.reason,
         released_acceptance_length=done.champion.acceptance_length if done.champion else None,
         old_drafter=old,
-        new_drafter=ArmFigures.of(arms["candidate"]) if "candidate" in arms else None,
-        no_draft=ArmFigures.of(arms["no_draft"]) if "no_draft" in arms else None,
+        new_drafter=ArmFigures.of(arms[Arm.CANDIDATE]) if Arm.CANDIDATE in arms else None,
+        no_draft=ArmFigures.of(arms[Arm.NO_DRAFT]) if Arm.NO_DRAFT in arms else None,
         detected_s=(started_at - published_at).total_seconds(),
         stages=done.stages,
         total_s=done.total_s,

@@ -195,7 +195,7 @@ def ask(splitter: Splitter, *, num_requests: int = 20) -> list[RequestRecord]:
 
 def assert_all_on_baseline(splitter: Splitter) -> None:
     assert splitter.state()["candidate"].weight == 0
-    assert {(record.arm, record.ok) for record in ask(splitter)} == {("baseline", True)}
+    assert {(record.slot, record.ok) for record in ask(splitter)} == {("baseline", True)}
 
 
 def test_healthy_candidate_is_promoted_and_serves(splitter: Splitter, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_healthy_candidate_is_promoted_and_serves(splitter: Splitter, tmp_path: 
             )
             assert sum(step.num_errors.values()) == 0
         assert report.steps[-1].acceptance_length == 2.0
-        assert {(record.arm, record.ok) for record in ask(splitter)} == {("candidate", True)}
+        assert {(record.slot, record.ok) for record in ask(splitter)} == {("candidate", True)}
     assert canary_weights(report, tmp_path / "canary.png").read_bytes().startswith(PNG_MAGIC)
 
 
@@ -229,7 +229,7 @@ def test_outputs_that_are_not_the_targets_own_end_it(splitter: Splitter) -> None
     seen: set[tuple[int, tuple[int, ...]]] = set()
 
     def check(records: Sequence[RequestRecord]) -> str | None:
-        mine = [record for record in records if record.arm == "candidate"]
+        mine = [record for record in records if record.slot == "candidate"]
         seen.update((record.prompt, record.token_ids) for record in mine)
         return "outputs part from the target's own" if len(mine) >= 3 else None
 
@@ -411,7 +411,7 @@ def test_a_baseline_that_is_not_there_leaves_the_champion_in_service(splitter: S
         )
         with pytest.raises(SplitterError):
             roll_out(splitter, challenger.endpoint("candidate"), gone, settings=settings)
-        assert {(record.arm, record.ok) for record in ask(splitter)} == {("candidate", True)}
+        assert {(record.slot, record.ok) for record in ask(splitter)} == {("candidate", True)}
         assert challenger.num_served == 0
 
 
@@ -460,7 +460,7 @@ def test_real_engines_promotion_and_then_a_killed_candidate(
         }
         report = roll_out(splitter, **arms, settings=settings, gate_acceptance_length=None)
         assert report.promoted, report.reason
-        assert {record.arm for record in ask(splitter, num_requests=4)} == {"candidate"}
+        assert {record.slot for record in ask(splitter, num_requests=4)} == {"candidate"}
 
         settings = settings.model_copy(update={"weights_percent": (50, 100), **ENDLESS})
         before = num_sent_to_candidate(splitter)

@@ -13,6 +13,7 @@ from components.contracts.gate.losslessness import Divergence, SampledOutputs, S
 from components.contracts.gate.measurement import PromptMeasurement, SpeedPoint, WarmPrefixPoint
 from components.contracts.gate.rivals import Rival
 from components.contracts.record import Record
+from components.contracts.serving.arms import Arm
 from components.contracts.target import TargetRef
 
 
@@ -197,9 +198,9 @@ class AcceptanceReport(Record):
         Both are empty where outputs cannot be compared: above temperature 0, or without one of the
         two arms.
         """
-        if self.temperature > 0 or not {"candidate", "no_draft"} <= set(self.arms):
+        if self.temperature > 0 or not {Arm.CANDIDATE, Arm.NO_DRAFT} <= set(self.arms):
             return set(), set()
-        ours, plain = (self._digests(arm) for arm in ("candidate", "no_draft"))
+        ours, plain = (self._digests(arm) for arm in (Arm.CANDIDATE, Arm.NO_DRAFT))
         common = ours.keys() & plain.keys()
         equal = {prompt_id for prompt_id in common if ours[prompt_id] == plain[prompt_id]}
         return equal, set(common) - equal
@@ -208,7 +209,7 @@ class AcceptanceReport(Record):
         return {prompt.prompt_id: prompt.output_digest for prompt in self.arms[arm].prompts}
 
     def _check_self_comparison(self, comparison: SelfComparison) -> None:
-        plain = self._digests("no_draft") if "no_draft" in self.arms else {}
+        plain = self._digests(Arm.NO_DRAFT) if Arm.NO_DRAFT in self.arms else {}
         unknown = sorted(set(comparison.digests) - set(plain))
         if unknown:
             raise ValueError(

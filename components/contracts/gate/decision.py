@@ -12,6 +12,7 @@ from pydantic import Field
 
 from components.contracts.digests import digest_json
 from components.contracts.record import Record
+from components.contracts.serving.arms import Schedule
 from components.contracts.target import TargetFingerprint
 from components.errors import ConfigError
 
@@ -74,7 +75,7 @@ class GateDecision(Record):
     report_digest: str
     rules: tuple[RuleResult, ...]
     verdict: Verdict
-    speculative_schedule: tuple[tuple[int, int, int], ...] = Field(
+    speculative_schedule: Schedule = Field(
         default=(),
         description="[from, to, K] by requests in flight; vLLM's "
         "num_speculative_tokens_per_batch_size",

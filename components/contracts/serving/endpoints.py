@@ -25,9 +25,7 @@ class ArmEndpoint(Record):
     if any.
     """
 
-    arm: str = Field(
-        description="candidate, champion, untrained, no_draft, baseline or a rival's method"
-    )
+    arm: str = Field(description="an `Arm`, or a rival's method")
     url: str = Field(description="base URL of the engine, without /v1")
     model: str = Field(description="served model name")
     checkpoint_digest: str | None = None

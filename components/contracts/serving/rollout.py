@@ -15,7 +15,7 @@ class CanaryStep(Record):
     weight_percent: int = Field(description="share of requests sent to the candidate")
     started_at: datetime
     duration_s: float
-    num_requests: dict[str, int] = Field(description="by arm: candidate, baseline")
+    num_requests: dict[str, int] = Field(description="by slot")
     num_errors: dict[str, int]
     acceptance_length: float | None = Field(description="of the candidate arm during the step")
     draft_coverage: float | None

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from components.contracts import AcceptanceReport, Divergence, PlainAnswers, SelfComparison, Verdict
+from components.contracts import (
+    AcceptanceReport,
+    Arm,
+    Divergence,
+    PlainAnswers,
+    SelfComparison,
+    Verdict,
+)
 from components.errors import EvaluationError
 from components.evaluation.outputs.greedy_answers import GreedyAnswer, digest_tokens, divergence
 from components.evaluation.outputs.losslessness import judge_outputs, margin_of
@@ -30,7 +37,7 @@ class OutputWatch:
     """
 
     def __init__(self, report: AcceptanceReport, plain: PlainAnswers, *, alpha: float) -> None:
-        told = {one.prompt_id: one.output_digest for one in report.arms["no_draft"].prompts}
+        told = {one.prompt_id: one.output_digest for one in report.arms[Arm.NO_DRAFT].prompts}
         strange = [
             n
             for n, one in plain.answers.items()

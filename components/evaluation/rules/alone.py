@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from components.contracts import (
     AcceptanceReport,
+    Arm,
     ArmReport,
     RuleResult,
     SpeedPoint,
@@ -186,7 +187,7 @@ def speedup_at_serving(report: AcceptanceReport, settings: GateSettings) -> Rule
         return None
     level, limit = settings.serving_concurrency, settings.min_speedup
     arms = {arm: one.speed for arm, one in report.arms.items()}
-    ours, theirs = (_rounds(arms.get(arm, ()), level) for arm in ("candidate", "no_draft"))
+    ours, theirs = (_rounds(arms.get(arm, ()), level) for arm in (Arm.CANDIDATE, Arm.NO_DRAFT))
     estimate, confidence, further = estimate_speedup(ours, theirs), 1 - 2 * settings.alpha, None
     interval = estimate.interval(confidence) if estimate else None
     verdict = threshold_verdict(estimate, limit, alpha=settings.alpha)
@@ -267,7 +268,7 @@ def memory(report: AcceptanceReport, settings: GateSettings) -> RuleResult | Non
     """Peak memory of the candidate's engine over no draft's; None without a limit in the recipe."""
     if settings.max_memory_growth is None:
         return None
-    arms = [report.arms.get(arm) for arm in ("candidate", "no_draft")]
+    arms = [report.arms.get(arm) for arm in (Arm.CANDIDATE, Arm.NO_DRAFT)]
     ours, plain = (arm.peak_memory_bytes if arm is not None else None for arm in arms)
     value, verdict, detail = None, Verdict.INCONCLUSIVE, "not measured for both arms"
     if ours and plain:

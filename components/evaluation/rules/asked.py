@@ -9,7 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from components.contracts import AcceptanceReport, ArmReport, RuleResult, SampledOutputs, Verdict
+from components.contracts import (
+    AcceptanceReport,
+    Arm,
+    ArmReport,
+    RuleResult,
+    SampledOutputs,
+    Verdict,
+)
 from components.evaluation.prompts import Prompt, prompt_digest
 from components.evaluation.report import arm_report
 from components.settings import Recipe
@@ -98,7 +105,7 @@ def _prompt_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]
         yield (
             f"{len(excluded)} prompts left out, at most {math.floor(limit)} of the recipe's may be"
         )
-    for name in ("candidate", "no_draft", *(["champion"] if asked.champion_digest else [])):
+    for name in (Arm.CANDIDATE, Arm.NO_DRAFT, *([Arm.CHAMPION] if asked.champion_digest else [])):
         arm = report.arms.get(name)
         if arm is None:
             continue
@@ -116,9 +123,9 @@ def _prompt_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]
 
 def _arm_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
     evaluation = asked.recipe.evaluation
-    if "no_draft" not in report.arms:
+    if Arm.NO_DRAFT not in report.arms:
         yield "no plain engine beside the candidate"
-    champion = report.arms.get("champion")
+    champion = report.arms.get(Arm.CHAMPION)
     if asked.champion_digest and (
         champion is None or champion.checkpoint_digest != asked.champion_digest
     ):
@@ -128,7 +135,7 @@ def _arm_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
         yield f"further temperatures {sorted(further)} for {sorted(evaluation.temperatures[1:])}"
     for temperature, arms in further.items():
         needed = min(evaluation.num_sampled_prompts, len(asked.prompts))
-        for name in ("candidate", *(["champion"] if asked.champion_digest else [])):
+        for name in (Arm.CANDIDATE, *([Arm.CHAMPION] if asked.champion_digest else [])):
             got = len(arms[name].prompts) if name in arms else 0
             if got < needed - len(report.excluded):
                 yield (
@@ -138,7 +145,7 @@ def _arm_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
     missing = set(evaluation.rivals) - {one.rival.method for one in report.rivals}
     if missing:
         yield f"rivals not measured: {', '.join(sorted(missing))}"
-    for name in ("candidate", "no_draft"):
+    for name in (Arm.CANDIDATE, Arm.NO_DRAFT):
         loads = (
             {point.concurrency for point in report.arms[name].speed}
             if name in report.arms
@@ -155,7 +162,7 @@ def _comparison_differences(report: AcceptanceReport, asked: Asked) -> Iterator[
     """No draft against itself at the loads that are compared, and draws at each temperature above
     0.
     """
-    candidate, plain = report.arms.get("candidate"), report.arms.get("no_draft")
+    candidate, plain = report.arms.get(Arm.CANDIDATE), report.arms.get(Arm.NO_DRAFT)
     if candidate is None or plain is None:
         return
     wanted = expected_loads(asked.recipe, num_draft_tokens=len(candidate.acceptance_by_position))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from components.contracts import (
     AcceptanceReport,
+    Arm,
     ArmReport,
     GateDecision,
     RuleResult,
@@ -59,7 +60,7 @@ def decide(
             prompts, or arms that answered different prompts.
     """
     candidate, candidate_digest = _candidate(report)
-    champion = report.arms.get("champion")
+    champion = report.arms.get(Arm.CHAMPION)
     results = _results(
         report, candidate, champion, at_look(settings, report.look), expected_fingerprint
     )
@@ -141,7 +142,7 @@ def _first_difference(decision: GateDecision, again: GateDecision) -> str:
 
 
 def _candidate(report: AcceptanceReport) -> tuple[ArmReport, str]:
-    candidate = report.arms.get("candidate")
+    candidate = report.arms.get(Arm.CANDIDATE)
     if candidate is None or candidate.checkpoint_digest is None or not candidate.prompts:
         raise EvaluationError(
             "the report measures no candidate drafter",
@@ -199,7 +200,7 @@ def _results(
 def _sampled(report: AcceptanceReport, settings: GateSettings) -> list[RuleResult]:
     results = []
     for further in report.further_temperatures:
-        candidate, champion = further.arms.get("candidate"), further.arms.get("champion")
+        candidate, champion = further.arms.get(Arm.CANDIDATE), further.arms.get(Arm.CHAMPION)
         if candidate is None:
             raise EvaluationError(
                 f"no candidate was measured at temperature {further.temperature:g}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from components.contracts import (
     AcceptanceReport,
+    Arm,
     ArmEndpoint,
     ArmReport,
     PromptMeasurement,
@@ -115,7 +116,7 @@ def _rival_report(report: AcceptanceReport, one: MeasuredRival) -> RivalReport:
             got=measured.engine_version,
             expected=report.engine_version,
         )
-    asked = {prompt.prompt_id for prompt in report.arms["candidate"].prompts}
+    asked = {prompt.prompt_id for prompt in report.arms[Arm.CANDIDATE].prompts}
     kept = tuple(prompt for prompt in measured.prompts if prompt.prompt_id in asked)
     if len(kept) != len(asked):
         missing = sorted(asked - {prompt.prompt_id for prompt in kept})
@@ -149,7 +150,7 @@ def beaten_by(report: AcceptanceReport, settings: GateSettings) -> tuple[RivalCo
     return tuple(
         comparison
         for rival in report.rivals
-        for comparison in _against(report.arms["candidate"], rival, settings)
+        for comparison in _against(report.arms[Arm.CANDIDATE], rival, settings)
     )
 
 

@@ -12,12 +12,19 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from components.contracts import AcceptanceReport, ArmReport, GateDecision
+from components.contracts import AcceptanceReport, Arm, ArmReport, GateDecision
 from components.reporting.gate.forest_plot import paired_differences
 from components.reporting.report import speedup
 from components.reporting.style import BAD, INK, colour, label, new_figure, save
 
-ARM_ORDER = ("candidate", "champion", "untrained", "no_draft", "scheduled", "no_draft_beside")
+ARM_ORDER: tuple[str, ...] = (
+    Arm.CANDIDATE,
+    Arm.CHAMPION,
+    Arm.UNTRAINED,
+    Arm.NO_DRAFT,
+    Arm.SCHEDULED,
+    Arm.NO_DRAFT_BESIDE,
+)
 
 
 def plot_acceptance(
@@ -45,7 +52,7 @@ def acceptance_figures(
 
 def ordered_arms(report: AcceptanceReport) -> list[ArmReport]:
     """Arms in the order people read them: candidate, champion, untrained, no draft, others."""
-    rank = {arm: index for index, arm in enumerate(ARM_ORDER)}
+    rank: dict[str, int] = {arm: index for index, arm in enumerate(ARM_ORDER)}
     return [
         report.arms[arm]
         for arm in sorted(report.arms, key=lambda arm: (rank.get(arm, len(rank)), arm))

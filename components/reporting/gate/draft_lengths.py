@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.contracts import AcceptanceReport, PromptMeasurement, SpeedPoint
+from components.contracts import AcceptanceReport, Arm, PromptMeasurement, SpeedPoint
 
 
 def length_table(report: AcceptanceReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -16,9 +16,9 @@ def length_table(report: AcceptanceReport) -> tuple[tuple[str, ...], list[tuple[
     Acceptance lengths are over the same prompts in every row. Speed is over no draft in turns with
     each.
     """
-    if not report.draft_lengths or "candidate" not in report.arms:
+    if not report.draft_lengths or Arm.CANDIDATE not in report.arms:
         return (), []
-    candidate, plain = report.arms["candidate"], report.arms.get("no_draft")
+    candidate, plain = report.arms[Arm.CANDIDATE], report.arms.get(Arm.NO_DRAFT)
     ids = set.intersection(
         *({prompt.prompt_id for prompt in one.arm.prompts} for one in report.draft_lengths)
     )

@@ -8,14 +8,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from components.contracts import GateDecision, RuleResult, Verdict
+from components.contracts import Arm, GateDecision, RuleResult, Verdict
 from components.reporting.style import ARM_COLOURS, BAD, GOOD, GRID, INK, new_figure
 
 SLICE_RULE, OVERALL_RULE = "non-inferior on ", "superior overall"
 VERDICT_COLOURS = {
     Verdict.PASS: GOOD,
     Verdict.FAIL: BAD,
-    Verdict.INCONCLUSIVE: ARM_COLOURS["untrained"],
+    Verdict.INCONCLUSIVE: ARM_COLOURS[Arm.UNTRAINED],
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from components.contracts import (
     AcceptanceReport,
+    Arm,
     ArmGroups,
     ArmReport,
     GateDecision,
@@ -122,7 +123,7 @@ def lost_prompts(report: AcceptanceReport, *, num: int = NUM_LOST) -> tuple[str,
     The champion on the same prompt where one was measured, else the candidate's own length on the
     prompt's slice.
     """
-    candidate, champion = report.arms["candidate"], report.arms.get("champion")
+    candidate, champion = report.arms[Arm.CANDIDATE], report.arms.get(Arm.CHAMPION)
     theirs = (
         {prompt.prompt_id: prompt for prompt in champion.prompts} if champion is not None else {}
     )
@@ -148,7 +149,7 @@ def _length(prompt: PromptMeasurement) -> float:
 
 
 def _head(report: AcceptanceReport, decision: GateDecision) -> str:
-    candidate, ratios = report.arms["candidate"], speedup(report)
+    candidate, ratios = report.arms[Arm.CANDIDATE], speedup(report)
     claim = "superior to the champion" if decision.superior else ""
     ends = candidate.acceptance_interval
     spread = f", {ends[0]:.2f} to {ends[1]:.2f}" if ends else ""
@@ -204,7 +205,7 @@ def _lengths(report: AcceptanceReport) -> str:
     arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_position]
     slices = sorted({name for arm in arms for name in arm.acceptance_by_slice})
     count = {
-        name: sum(prompt.slice == name for prompt in report.arms["candidate"].prompts)
+        name: sum(prompt.slice == name for prompt in report.arms[Arm.CANDIDATE].prompts)
         for name in slices
     }
     columns = ["", *(f"{name} ({count[name]})" for name in slices), "all"]
@@ -253,7 +254,7 @@ def _speed(report: AcceptanceReport, decision: GateDecision) -> str:
         row = [str(level)]
         for arm in arms:
             point = next((point for point in arm.speed if point.concurrency == level), None)
-            ratio = ratios[arm.arm].get(level) if arm.arm != "no_draft" else None
+            ratio = ratios[arm.arm].get(level) if arm.arm != Arm.NO_DRAFT else None
             told = f" <span class='soft'>{ratio:.2f}x</span>" if ratio is not None else ""
             row.append(f"{point.output_tokens_per_s:.0f}{told}" if point else "-")
             row.append(f"{point.ttft_p50_ms:.0f} / {point.itl_p50_ms:.1f}" if point else "-")
@@ -262,7 +263,7 @@ def _speed(report: AcceptanceReport, decision: GateDecision) -> str:
         "in flight",
         *(text for arm in arms for text in (f"{label(arm.arm)}, tok/s", "TTFT / ITL, ms")),
     ]
-    even = break_even(ratios.get("candidate", {}))
+    even = break_even(ratios.get(Arm.CANDIDATE, {}))
     words = [f"Break-even with no draft at about {even:.1f} requests in flight." if even else ""]
     rule = ", ".join(
         f"{low} to {high} in flight: {k}" for low, high, k in decision.speculative_schedule

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from components.contracts import AcceptanceReport, ArmReport, RivalComparison, SpeedPoint, Standing
+from components.contracts import (
+    AcceptanceReport,
+    Arm,
+    ArmReport,
+    RivalComparison,
+    SpeedPoint,
+    Standing,
+)
 from components.reporting.html_table import html_table
 
 NOTE = (
@@ -94,10 +101,10 @@ def _standing(one: RivalComparison) -> str:
 
 def _speed(report: AcceptanceReport) -> str:
     """What is behind the lengths, and tok/s over no draft, each arm in turns with it."""
-    candidate, plain = report.arms["candidate"], report.arms.get("no_draft")
-    arms = [
+    candidate, plain = report.arms[Arm.CANDIDATE], report.arms.get(Arm.NO_DRAFT)
+    arms: list[tuple[str, int, ArmReport, Sequence[SpeedPoint]]] = [
         (
-            "candidate",
+            Arm.CANDIDATE,
             len(candidate.acceptance_by_position),
             candidate,
             plain.speed if plain else (),

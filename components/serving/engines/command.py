@@ -18,7 +18,7 @@ from typing import Literal
 
 import psutil
 
-from components.contracts import CheckpointRef, Rival
+from components.contracts import CheckpointRef, Rival, Schedule
 from components.errors import ConfigError
 from components.settings import EngineSettings
 
@@ -84,7 +84,7 @@ class EngineSpec:
     device: Device
     checkpoint: CheckpointRef | None = None
     rival: Rival | None = None
-    schedule: tuple[tuple[int, int, int], ...] = ()
+    schedule: Schedule = ()
     draft_sample_method: DraftSampleMethod = "greedy"
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
@@ -171,7 +171,7 @@ def speculative_config(spec: EngineSpec) -> dict[str, object]:
         "draft_sample_method": spec.draft_sample_method,
     }
     if spec.schedule:
-        if max(row[2] for row in spec.schedule) > num_draft_tokens:
+        if max(row.num_draft_tokens for row in spec.schedule) > num_draft_tokens:
             raise ConfigError(
                 f"engine '{spec.name}' has a schedule with more draft tokens than its "
                 "checkpoint proposes",

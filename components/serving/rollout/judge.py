@@ -4,7 +4,7 @@ out.
 Rules, in this order; the first that speaks decides.
 
 1. errors: the splitter finds the candidate down, or its share of failed requests is above
-   `max_error_share` -> unhealthy, at once. A failure that no arm signed (the splitter answered)
+   `max_error_share` -> unhealthy, at once. A failure that no slot signed (the splitter answered)
    counts against the candidate: in doubt the newcomer is to blame. So does a request that the
    candidate failed and the splitter then gave to the baseline: the client saw an answer, the judge
    must not.
@@ -32,17 +32,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from components.contracts import CanaryStep
+from components.contracts import CanaryStep, Slot
 from components.serving.rollout.traffic import RequestRecord
 from components.settings import CanarySettings
 
-CANDIDATE = "candidate"
-BASELINE = "baseline"
-
 
 @dataclass(frozen=True, kw_only=True)
-class ArmTraffic:
-    """What one arm did during a step.
+class SlotTraffic:
+    """What one slot did during a step.
 
     Attributes:
         num_requests: answered or failed.
@@ -78,11 +75,11 @@ class ArmTraffic:
         return (self.num_steps + self.num_accepted) / self.num_tokens if self.num_tokens else None
 
 
-def summarise(records: Sequence[RequestRecord], arm: str) -> ArmTraffic:
-    """Add up one arm's records; failures that no arm signed go to the candidate."""
-    mine = [record for record in records if (record.arm or CANDIDATE) == arm]
+def summarise(records: Sequence[RequestRecord], slot: Slot) -> SlotTraffic:
+    """Add up one slot's records; failures that no slot signed go to the candidate."""
+    mine = [record for record in records if (record.slot or Slot.CANDIDATE) == slot]
     answered = [record for record in mine if record.ok]
-    return ArmTraffic(
+    return SlotTraffic(
         num_requests=len(mine),
         num_errors=len(mine) - len(answered),
         num_tokens=sum(record.num_tokens for record in answered),
@@ -121,7 +118,7 @@ def judge_step(
     Returns:
         (verdict, reason): True healthy, False unhealthy, None not decided yet.
     """
-    candidate, baseline = summarise(records, CANDIDATE), summarise(records, BASELINE)
+    candidate, baseline = summarise(records, Slot.CANDIDATE), summarise(records, Slot.BASELINE)
     if candidate_status is not None:
         return False, f"the splitter finds the candidate {candidate_status}"
     num_requests, num_errors = (
@@ -152,8 +149,8 @@ def judge_step(
 
 
 def _judge_statistics(
-    candidate: ArmTraffic,
-    baseline: ArmTraffic,
+    candidate: SlotTraffic,
+    baseline: SlotTraffic,
     *,
     settings: CanarySettings,
     gate_acceptance_length: float | None,
@@ -212,21 +209,21 @@ def build_step(
     reason: str,
 ) -> CanaryStep:
     """The record of a finished step."""
-    arms = {arm: summarise(records, arm) for arm in (CANDIDATE, BASELINE)}
+    slots = {slot: summarise(records, slot) for slot in Slot}
 
-    def latency(arm: str, percent: float) -> float | None:
-        return percentile(arms[arm].latencies_s, percent) if arms[arm].latencies_s else None
+    def latency(slot: Slot, percent: float) -> float | None:
+        return percentile(slots[slot].latencies_s, percent) if slots[slot].latencies_s else None
 
     return CanaryStep(
         weight_percent=weight_percent,
         started_at=started_at,
         duration_s=duration_s,
-        num_requests={arm: traffic.num_requests for arm, traffic in arms.items()},
-        num_errors={arm: traffic.num_errors for arm, traffic in arms.items()},
-        acceptance_length=arms[CANDIDATE].acceptance_length,
-        draft_coverage=arms[CANDIDATE].draft_coverage,
-        latency_p50_s={arm: latency(arm, 50) for arm in arms},
-        latency_p95_s={arm: latency(arm, 95) for arm in arms},
+        num_requests={slot: traffic.num_requests for slot, traffic in slots.items()},
+        num_errors={slot: traffic.num_errors for slot, traffic in slots.items()},
+        acceptance_length=slots[Slot.CANDIDATE].acceptance_length,
+        draft_coverage=slots[Slot.CANDIDATE].draft_coverage,
+        latency_p50_s={slot: latency(slot, 50) for slot in slots},
+        latency_p95_s={slot: latency(slot, 95) for slot in slots},
         healthy=healthy,
         reason=reason,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from components.contracts import ArmEndpoint, Record, TargetFingerprint
+from components.contracts import Arm, ArmEndpoint, Record, TargetFingerprint
 from components.serving.engines import guard
 from components.serving.engines.engine import Engine, EngineIdentity, stop_engine
 
@@ -61,7 +61,7 @@ def put_into_production(
     replaced = ProductionEngine.find(folder)
     identity = engine.hand_over(owner_pid)
     ProductionEngine(
-        endpoint=engine.endpoint("baseline"),
+        endpoint=engine.endpoint(Arm.CHAMPION if engine.spec.checkpoint else Arm.NO_DRAFT),
         fingerprint=fingerprint,
         pid=identity.pid,
         start_ticks=identity.start_ticks,

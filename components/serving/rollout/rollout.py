@@ -11,7 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
-from components.contracts import ArmEndpoint, CanaryReport, CanaryStep, Progress, now_utc
+from components.contracts import (
+    Arm,
+    ArmEndpoint,
+    CanaryReport,
+    CanaryStep,
+    Progress,
+    Schedule,
+    Slot,
+    now_utc,
+)
 from components.errors import ConfigError, DSparkError, RolloutError, SplitterError
 from components.serving.rollout.judge import build_step, judge_step
 from components.serving.rollout.splitter import Splitter
@@ -21,9 +30,7 @@ from components.settings import CanarySettings
 PROGRESS_EVERY_S = 4.0
 MAX_ROLLBACK_TRIES = 3
 
-BaselineKind = Literal["champion", "no_draft"]
-
-Schedule = Sequence[tuple[int, int, int]]
+BaselineKind = Literal[Arm.CHAMPION, Arm.NO_DRAFT]
 
 CheckOutputs = Callable[[Sequence[RequestRecord]], str | None]
 
@@ -135,7 +142,7 @@ def withdraw(splitter: Splitter) -> None:
     for attempt in range(MAX_ROLLBACK_TRIES):
         try:
             splitter.set_weight_percent(0)
-            splitter.drain("candidate")
+            splitter.drain(Slot.CANDIDATE)
             return
         except SplitterError as error:
             if attempt + 1 == MAX_ROLLBACK_TRIES:
@@ -185,7 +192,7 @@ class _Step:
     ) -> CanaryStep:
         """Set the share, replay traffic until the verdict, and put the step on record."""
         started_at, start_s = now_utc(), time.monotonic()
-        self._num_redispatched_before = self._splitter.state()["candidate"].num_redispatched
+        self._num_redispatched_before = self._splitter.state()[Slot.CANDIDATE].num_redispatched
         self._splitter.set_weight_percent(self._weight_percent)
         records = replay(
             self._splitter.frontend_url,
@@ -231,7 +238,7 @@ class _Step:
         return self._healthy is not None
 
     def _judge(self, records: Sequence[RequestRecord], elapsed_s: float) -> None:
-        slot = self._splitter.state()["candidate"]
+        slot = self._splitter.state()[Slot.CANDIDATE]
         self._healthy, self._reason = judge_step(
             records,
             settings=self._settings,
@@ -250,9 +257,9 @@ def _place(splitter: Splitter, *, candidate: ArmEndpoint, baseline: ArmEndpoint)
 
     The slot `candidate` may still hold the champion of the last rollout, at 100 %.
     """
-    splitter.assign("baseline", baseline.url)
+    splitter.assign(Slot.BASELINE, baseline.url)
     splitter.set_weight_percent(0)
-    splitter.assign("candidate", candidate.url)
+    splitter.assign(Slot.CANDIDATE, candidate.url)
 
 
 def _check(
@@ -285,7 +292,7 @@ def _check(
 
 
 def _coverage_limit(settings: CanarySettings, schedule: Schedule) -> float | None:
-    stops_drafting = any(num_draft_tokens == 0 for _, _, num_draft_tokens in schedule)
+    stops_drafting = any(row.num_draft_tokens == 0 for row in schedule)
     return None if stops_drafting else settings.min_draft_coverage
 
 
@@ -296,9 +303,9 @@ def _load(settings: CanarySettings, schedule: Schedule, weight_percent: int) -> 
     Only there does every request reach the candidate, so that the load on it is known.
     """
     drafting = [
-        last
-        for first, last, num_drafts in schedule
-        if num_drafts > 0 and first <= settings.requests_in_flight
+        row.last
+        for row in schedule
+        if row.num_draft_tokens > 0 and row.first <= settings.requests_in_flight
     ]
     if weight_percent < 100 or not drafting:
         return settings.requests_in_flight

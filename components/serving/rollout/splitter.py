@@ -15,15 +15,12 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
+from components.contracts import Slot
 from components.errors import SplitterError
 
-Arm = Literal["candidate", "baseline"]
-
 BACKEND = "engines"
-ARMS: tuple[Arm, Arm] = ("candidate", "baseline")
 ARM_HEADER = "X-Arm"
 """Response header that names the slot which answered."""
 
@@ -86,7 +83,7 @@ class Splitter:
         self.frontend_url = frontend_url.rstrip("/")
         self._timeout_s = timeout_s
 
-    def assign(self, arm: Arm, url: str, *, ready_timeout_s: float = 10.0) -> None:
+    def assign(self, slot: Slot, url: str, *, ready_timeout_s: float = 10.0) -> None:
         """Put the engine at `url` into a slot and wait until HAProxy's health check finds it up.
 
         A slot that already holds this engine is left alone, so a champion in service loses no
@@ -98,12 +95,12 @@ class Splitter:
         address = urlsplit(url)
         if address.hostname is None or address.port is None:
             raise SplitterError("an engine URL needs a host and a port", got=url)
-        state = self.state()[arm]
+        state = self.state()[slot]
         if state.url != f"http://{address.hostname}:{address.port}" or not state.is_up:
-            self._set(arm, "state maint")
-            self._set(arm, f"addr {address.hostname} port {address.port}")
-            self._set(arm, "state ready")
-        self._wait_up(arm, timeout_s=ready_timeout_s)
+            self._set(slot, "state maint")
+            self._set(slot, f"addr {address.hostname} port {address.port}")
+            self._set(slot, "state ready")
+        self._wait_up(slot, timeout_s=ready_timeout_s)
 
     def set_weight_percent(self, candidate_percent: float) -> None:
         """Send this share of requests to the candidate, and read back that it is so.
@@ -115,31 +112,31 @@ class Splitter:
         # At no moment may both weights be zero. And a server keeps its place in HAProxy's rotation
         # when its weight changes: raised from 1 to 5 % the candidate would wait out the rest of a
         # round of 100. Through zero it enters anew.
-        changes = [("candidate", candidate), ("baseline", baseline)]
+        changes = [(Slot.CANDIDATE, candidate), (Slot.BASELINE, baseline)]
         if baseline:
-            changes = [("baseline", baseline), ("candidate", 0), ("candidate", candidate)]
-        for arm, weight in changes:
-            self._command(f"set weight {BACKEND}/{arm} {weight}")
-        wanted = {"candidate": candidate, "baseline": baseline}
-        found = {arm: slot.weight for arm, slot in self.state().items()}
+            changes = [(Slot.BASELINE, baseline), (Slot.CANDIDATE, 0), (Slot.CANDIDATE, candidate)]
+        for slot, weight in changes:
+            self._command(f"set weight {BACKEND}/{slot} {weight}")
+        wanted = {Slot.CANDIDATE: candidate, Slot.BASELINE: baseline}
+        found = {name: one.weight for name, one in self.state().items()}
         if found != wanted:
             raise SplitterError("HAProxy did not take the weights", got=found, expected=wanted)
 
-    def drain(self, arm: Arm) -> None:
+    def drain(self, slot: Slot) -> None:
         """Send no new request to the slot; those in flight finish.
 
         Raises:
             SplitterError: HAProxy refuses.
         """
-        self._set(arm, "state drain")
+        self._set(slot, "state drain")
 
-    def disable(self, arm: Arm) -> None:
+    def disable(self, slot: Slot) -> None:
         """Put the slot into maintenance: no request, no health check.
 
         Raises:
             SplitterError: HAProxy refuses.
         """
-        self._set(arm, "state maint")
+        self._set(slot, "state maint")
 
     def state(self) -> dict[str, SlotState]:
         """Both slots as HAProxy sees them.
@@ -149,24 +146,24 @@ class Splitter:
         """
         text = self._command(f"show stat {BACKEND} {_SERVERS_OF_STAT} -1")
         slots = parse_stat(text)
-        missing = [arm for arm in ARMS if arm not in slots]
+        missing = [slot for slot in Slot if slot not in slots]
         if missing:
             raise SplitterError(
                 f"HAProxy has no server slot {' and '.join(missing)} in backend '{BACKEND}'",
                 got=text.strip().splitlines()[:1],
                 fix="Start it with the configuration that `make up` writes.",
             )
-        return {arm: slots[arm] for arm in ARMS}
+        return {slot: slots[slot] for slot in Slot}
 
-    def _set(self, arm: Arm, what: str) -> None:
-        self._command(f"set server {BACKEND}/{arm} {what}")
+    def _set(self, slot: Slot, what: str) -> None:
+        self._command(f"set server {BACKEND}/{slot} {what}")
 
-    def _wait_up(self, arm: Arm, *, timeout_s: float) -> None:
+    def _wait_up(self, slot: Slot, *, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while not (state := self.state()[arm]).is_checked:
+        while not (state := self.state()[slot]).is_checked:
             if time.monotonic() > deadline:
                 raise SplitterError(
-                    f"the engine in slot '{arm}' did not pass HAProxy's health check in "
+                    f"the engine in slot '{slot}' did not pass HAProxy's health check in "
                     f"{timeout_s:g} s",
                     got=f"{state.url} is {state.status}",
                 )

@@ -1,5 +1,5 @@
-"""Replays prompts as real traffic against the splitter and records, per request, which arm answered
-and how.
+"""Replays prompts as real traffic against the splitter and records, per request, which slot
+answered, and how.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from components.contracts import Slot
 from components.errors import RolloutError
 from components.serving.rollout.splitter import ARM_HEADER
 
@@ -36,7 +37,7 @@ class RequestRecord:
     """One request as the client saw it.
 
     Attributes:
-        arm: slot that answered, from the response header; None when no engine did.
+        slot: that answered, from the response header; None when no engine did.
         ok: answered with 200 and a completion.
         latency_s: from sending to the complete answer.
         num_tokens: generated tokens.
@@ -48,7 +49,7 @@ class RequestRecord:
         error: what went wrong, short; None when ok.
     """
 
-    arm: str | None
+    slot: Slot | None
     ok: bool
     latency_s: float
     num_tokens: int = 0
@@ -193,7 +194,7 @@ class _Replayer:
             response = await client.post(self._url, json=body)
         except httpx.HTTPError as error:
             return RequestRecord(
-                arm=None,
+                slot=None,
                 ok=False,
                 latency_s=time.monotonic() - started_at,
                 error=f"{type(error).__name__}: {error}",
@@ -203,18 +204,19 @@ class _Replayer:
 
 def read_response(response: httpx.Response, *, latency_s: float) -> RequestRecord:
     """The record of one complete HTTP answer."""
-    arm = response.headers.get(ARM_HEADER)
+    signed = response.headers.get(ARM_HEADER)
+    slot = Slot(signed) if signed in list(Slot) else None
     if response.status_code != httpx.codes.OK:
         words = " ".join(response.text.split())[:120]
         return RequestRecord(
-            arm=arm, ok=False, latency_s=latency_s, error=f"HTTP {response.status_code}: {words}"
+            slot=slot, ok=False, latency_s=latency_s, error=f"HTTP {response.status_code}: {words}"
         )
     try:
         answer = response.json()
         choice = answer["choices"][0]
         metrics = (answer.get("metrics") or {}).get("speculative_decoding") or {}
         return RequestRecord(
-            arm=arm,
+            slot=slot,
             ok=True,
             latency_s=latency_s,
             num_tokens=int(answer["usage"]["completion_tokens"]),
@@ -225,5 +227,5 @@ def read_response(response: httpx.Response, *, latency_s: float) -> RequestRecor
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         return RequestRecord(
-            arm=arm, ok=False, latency_s=latency_s, error=f"not a completion: {error!r}"
+            slot=slot, ok=False, latency_s=latency_s, error=f"not a completion: {error!r}"
         )

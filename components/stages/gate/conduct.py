@@ -10,6 +10,7 @@ from functools import partial
 
 from components.contracts import (
     AcceptanceReport,
+    Arm,
     ArmEndpoint,
     CheckpointRef,
     CompatibilityTable,
@@ -17,13 +18,14 @@ from components.contracts import (
     PlainAnswer,
     PlainAnswers,
     SampledOutputs,
+    Schedule,
     SpeedPoint,
     TargetRef,
     TrainServedGap,
     WarmPrefixPoint,
 )
 from components.evaluation.acceptance import Measured
-from components.evaluation.draft_schedule import Schedule, choose_schedule
+from components.evaluation.draft_schedule import choose_schedule
 from components.evaluation.groups import acceptance_groups
 from components.evaluation.outputs.sampled_draws import draw_outputs
 from components.evaluation.report import MeasuredLength, build_report
@@ -54,9 +56,6 @@ from components.stages.engines import (
     stop_scheduled_engine,
 )
 from components.stages.gate.measuring import (
-    CANDIDATE,
-    CHAMPION,
-    NO_DRAFT,
     at_temperature,
     measure_gap,
     measure_length,
@@ -68,7 +67,6 @@ from components.stages.gate.measuring import (
 )
 from components.stages.gate.run import Contest, GateRun, Step, at_once
 
-UNTRAINED = "untrained"
 PLAIN_ANSWERS = "plain_answers.json"
 """File beside the report, and in the release: what no draft answered to the gate's prompts."""
 
@@ -94,7 +92,9 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
 
     outputs = _outputs(run, arms, step)
     if contest.untrained is not None and settings.num_untrained_prompts > 0:
-        outputs.measured[UNTRAINED] = step("measure untrained", lambda: _untrained(run, contest))
+        outputs.measured[Arm.UNTRAINED] = step(
+            "measure untrained", lambda: _untrained(run, contest)
+        )
     further = (
         step("measure further temperatures", lambda: _further(run, arms))
         if settings.temperatures[1:]
@@ -146,7 +146,7 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
         peak_memory_bytes=peak_memory(list(arms.values()), run.engines),
     )
     report = with_rivals(report, rivals) if rivals else report
-    _keep_answers(outputs.measured[NO_DRAFT]).write(run.out_dir / PLAIN_ANSWERS)
+    _keep_answers(outputs.measured[Arm.NO_DRAFT]).write(run.out_dir / PLAIN_ANSWERS)
     report.write(run.out_dir / "acceptance_report.json")
     return report
 
@@ -164,7 +164,7 @@ def decide_gate(run: GateRun, report: AcceptanceReport, asked: Asked) -> GateDec
     plots = run.out_dir / "plots"
     plot_acceptance(report, plots, decision=decision)
     texts = {prompt.prompt_id: prompt.text for prompt in run.prompts}
-    groups = acceptance_groups(arm for arm in report.arms.values() if arm.arm != UNTRAINED)
+    groups = acceptance_groups(arm for arm in report.arms.values() if arm.arm != Arm.UNTRAINED)
     rivals = beaten_by(report, at_look(run.recipe.gate, report.look))
     write_gate_page(
         report, decision, plots / "gate.html", prompts=texts, groups=groups, rivals=rivals
@@ -179,15 +179,15 @@ def serve_arms(run: GateRun, contest: Contest) -> dict[str, ArmEndpoint]:
     target = contest.target
     with run.stage("engine start"):
         engines = {
-            NO_DRAFT: plain_engine(run, target),
-            CANDIDATE: drafting_engine(run, target, contest.candidate, name=CANDIDATE),
+            Arm.NO_DRAFT: plain_engine(run, target),
+            Arm.CANDIDATE: drafting_engine(run, target, contest.candidate, name=Arm.CANDIDATE),
         }
         champion = contest.rival_champion
         if champion is not None:
             # It may be bound to the target's last version: measuring it here is how we learn what
             # it is still worth.
-            engines[CHAMPION] = drafting_engine(
-                run, target, champion, name=CHAMPION, allow_unbound=True
+            engines[Arm.CHAMPION] = drafting_engine(
+                run, target, champion, name=Arm.CHAMPION, allow_unbound=True
             )
         for arm, engine in engines.items():
             engine.wait_ready(progress=run.progress_of(f"start of {arm}"))
@@ -197,27 +197,29 @@ def serve_arms(run: GateRun, contest: Contest) -> dict[str, ArmEndpoint]:
 def remeasure_champion(run: GateRun, target: TargetRef, champion: CheckpointRef) -> Measured:
     """The champion on a target it is not bound to: what the target's change did to it."""
     with run.stage("engine start"):
-        engine = drafting_engine(run, target, champion, name=CHAMPION, allow_unbound=True)
+        engine = drafting_engine(run, target, champion, name=Arm.CHAMPION, allow_unbound=True)
         engine.wait_ready(progress=run.progress_of("start of the champion"))
-    return run.measure(engine.endpoint(CHAMPION))
+    return run.measure(engine.endpoint(Arm.CHAMPION))
 
 
 def _outputs(run: GateRun, arms: Arms, step: Step) -> Outputs:
     """No draft before and after the others, so that it is measured against itself in turns with
     them.
     """
-    plain = arms[NO_DRAFT]
-    loads = expected_loads(run.recipe, num_draft_tokens=arms[CANDIDATE].num_draft_tokens)
+    plain = arms[Arm.NO_DRAFT]
+    loads = expected_loads(run.recipe, num_draft_tokens=arms[Arm.CANDIDATE].num_draft_tokens)
 
-    measured = {
-        NO_DRAFT: step("measure no_draft", lambda: run.measure(plain, with_logprobs=bool(loads)))
+    measured: dict[str, Measured] = {
+        Arm.NO_DRAFT: step(
+            "measure no_draft", lambda: run.measure(plain, with_logprobs=bool(loads))
+        )
     }
     itself = {
         load: step(f"measure no_draft at {load} in flight", partial(_again, run, plain, load))
         for load in loads[1:]
     }
     for arm, endpoint in arms.items():
-        if arm != NO_DRAFT:
+        if arm != Arm.NO_DRAFT:
             measured[arm] = step(f"measure {arm}", partial(run.measure, endpoint))
     itself |= {
         load: step("measure no_draft once more", partial(_again, run, plain, load))
@@ -239,7 +241,10 @@ def _keep_answers(plain: Measured) -> PlainAnswers:
 def _again(run: GateRun, plain: ArmEndpoint, num_in_flight: int) -> Measured:
     settings = run.recipe.evaluation.model_copy(update={"acceptance_concurrency": num_in_flight})
     return run.measure(
-        plain, settings=settings, with_logprobs=True, name=f"{NO_DRAFT}-again-at-{num_in_flight}"
+        plain,
+        settings=settings,
+        with_logprobs=True,
+        name=f"{Arm.NO_DRAFT}-again-at-{num_in_flight}",
     )
 
 
@@ -252,10 +257,10 @@ def _untrained(run: GateRun, contest: Contest) -> Measured:
         1, len(run.prompts) // run.recipe.evaluation.num_untrained_prompts
     )  # some of every slice
     with run.stage("engine start"):
-        engine = drafting_engine(run, contest.target, contest.untrained, name=UNTRAINED)
+        engine = drafting_engine(run, contest.target, contest.untrained, name=Arm.UNTRAINED)
         engine.wait_ready(progress=run.progress_of("start of the untrained drafter"))
     try:
-        return run.measure(engine.endpoint(UNTRAINED), prompts=run.prompts[::stride])
+        return run.measure(engine.endpoint(Arm.UNTRAINED), prompts=run.prompts[::stride])
     finally:
         stop_drafting_engine(run, contest.target, contest.untrained)
 
@@ -284,8 +289,8 @@ def _sampled(run: GateRun, arms: Arms) -> tuple[SampledOutputs, ...]:
     with run.stage("draw sampled outputs"):
         return tuple(
             draw_outputs(
-                arms[CANDIDATE],
-                arms[NO_DRAFT],
+                arms[Arm.CANDIDATE],
+                arms[Arm.NO_DRAFT],
                 run.prompts,
                 settings=at_temperature(settings, temperature),
                 request_timeout_s=run.recipe.engine.request_timeout_s,
@@ -308,8 +313,8 @@ def _lengths(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredLength]
         try:
             with run.stage("measure shorter drafts"):
                 one = measure_length(
-                    engine.endpoint(CANDIDATE),
-                    arms[NO_DRAFT],
+                    engine.endpoint(Arm.CANDIDATE),
+                    arms[Arm.NO_DRAFT],
                     run.prompts,
                     settings=run.recipe.evaluation,
                     engines=run.engines,
@@ -333,7 +338,7 @@ def _rivals(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredRival]:
         try:
             one = measure_rival(
                 engine.endpoint(rival.method),
-                arms[NO_DRAFT],
+                arms[Arm.NO_DRAFT],
                 run.prompts,
                 measure=lambda endpoint, prompts: run.measure(endpoint, prompts=prompts),
                 speed=lambda endpoints, prompts: measure_speed(
@@ -355,8 +360,8 @@ def _compatibility(run: GateRun, contest: Contest, arms: Arms) -> CompatibilityT
     """
     with run.stage("send every kind of request"):
         return compatibility_of(
-            arms[NO_DRAFT],
-            arms[CANDIDATE],
+            arms[Arm.NO_DRAFT],
+            arms[Arm.CANDIDATE],
             method=contest.candidate.algorithm,
             device=resolve_device(run.recipe.engine),
             folder=run.cache_dir / "compatibility",
@@ -382,7 +387,7 @@ def _gap(run: GateRun, contest: Contest, arms: Arms) -> TrainServedGap:
     """The candidate teacher-forced, through reference decoding and as served."""
     with run.stage("train-served gap"):
         return measure_gap(
-            arms[CANDIDATE],
+            arms[Arm.CANDIDATE],
             run.prompts,
             target=contest.target,
             checkpoint=contest.candidate,
@@ -418,8 +423,8 @@ def _speed_of_schedule(
     try:
         with run.stage("measure schedule"):
             return measure_scheduled(
-                engine.endpoint(CANDIDATE),
-                arms[NO_DRAFT],
+                engine.endpoint(Arm.CANDIDATE),
+                arms[Arm.NO_DRAFT],
                 run.prompts,
                 settings=run.recipe.evaluation,
                 progress=run.progress_of("shipped schedule"),

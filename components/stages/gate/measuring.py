@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from components.contracts import (
+    Arm,
     ArmEndpoint,
     CheckpointRef,
     Progress,
@@ -22,14 +23,13 @@ from components.evaluation.draft_schedule import ratios_by_length
 from components.evaluation.prompts import Prompt
 from components.evaluation.report import MeasuredLength
 from components.evaluation.served_answers import collect_answers
-from components.evaluation.speed import BESIDE_SCHEDULED, SCHEDULED, measure_speed
+from components.evaluation.speed import measure_speed
 from components.serving.engines.command import resolve_device
 from components.serving.engines.pool import EnginePool
 from components.settings import EvaluationSettings, Recipe
 from components.system.child_lines import OnChildLine
 from components.training.checks.gap_job import GapJob, run_gap
 
-NO_DRAFT, CANDIDATE, CHAMPION = "no_draft", "candidate", "champion"
 """Arms of a gate; others are named where they are measured."""
 
 MAX_REVIVALS = 2
@@ -148,10 +148,10 @@ def measured_ratios(
     """Throughput over no draft by number of draft tokens and load, as
     `schedule.ratios_by_length`.
     """
-    shorter = {
+    shorter: dict[int, Mapping[str, Sequence[SpeedPoint]]] = {
         one.measured.endpoint.num_draft_tokens: {
-            "candidate": one.speed,
-            "no_draft": one.no_draft_speed,
+            Arm.CANDIDATE: one.speed,
+            Arm.NO_DRAFT: one.no_draft_speed,
         }
         for one in lengths
     }
@@ -170,8 +170,8 @@ def measure_scheduled(
     can be compared.
     """
     arms = [
-        scheduled.model_copy(update={"arm": SCHEDULED}),
-        plain.model_copy(update={"arm": BESIDE_SCHEDULED}),
+        scheduled.model_copy(update={"arm": Arm.SCHEDULED}),
+        plain.model_copy(update={"arm": Arm.NO_DRAFT_BESIDE}),
     ]
     return measure_speed(arms, prompts, settings=settings, progress=progress)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from components.contracts import AcceptanceReport
+from components.contracts import AcceptanceReport, Arm
 from components.pace.plan import full_amounts, least_amounts, with_amounts
 from components.settings import Recipe
 
@@ -21,7 +21,7 @@ def as_paced(recipe: Recipe, report: AcceptanceReport) -> Recipe:
     if recipe.pace is None:
         return recipe
     full, least = full_amounts(recipe), least_amounts(recipe, recipe.pace)
-    candidate = report.arms.get("candidate")
+    candidate = report.arms.get(Arm.CANDIDATE)
     names = [prompt.prompt_id for prompt in candidate.prompts] if candidate is not None else []
     counts = Counter(name.rsplit("/", 1)[0] for name in {*names, *report.excluded})
     loads = {point.concurrency for point in candidate.speed} if candidate is not None else set()

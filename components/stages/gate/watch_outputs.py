@@ -6,12 +6,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.contracts import PlainAnswers, Release
+from components.contracts import PlainAnswers, Release, Slot
 from components.evaluation.outputs.watch import OutputWatch
 from components.evaluation.prompts import Prompt
 from components.registry.client import Registry
 from components.registry.releases import acceptance_report_of, download_extra
-from components.serving.rollout.judge import CANDIDATE
 from components.serving.rollout.rollout import CheckOutputs
 from components.serving.rollout.traffic import RequestRecord
 from components.settings import Recipe
@@ -57,7 +56,7 @@ def output_check(
 
     def check(records: Sequence[RequestRecord]) -> str | None:
         for record in records:
-            if record.ok and record.arm == CANDIDATE:
+            if record.ok and record.slot is Slot.CANDIDATE:
                 watch.add(
                     prompts[record.prompt].prompt_id, record.token_ids, was_cut=record.was_cut
                 )

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from components.contracts import ScheduleRow, draft_tokens_at
 from components.evaluation.draft_schedule import (
     choose_schedule,
-    draft_tokens_at,
     load_limit,
     ratios_by_length,
 )
@@ -109,7 +109,8 @@ def test_draft_tokens_of_a_load_are_vllms() -> None:
 
     for schedule in (((1, 4, 3), (5, 64, 0)), ((1, 64, 3),), ((1, 1, 3), (2, 2, 0))):
         by_vllm = build_dynamic_sd_schedule_lookup([list(row) for row in schedule], 100, 3)
-        assert [draft_tokens_at(schedule, load) for load in range(1, 101)] == by_vllm[1:]
+        rows = [ScheduleRow(*row) for row in schedule]
+        assert [draft_tokens_at(rows, load) for load in range(1, 101)] == by_vllm[1:]
 
 
 @pytest.mark.parametrize(
@@ -139,4 +140,5 @@ def test_fewer_draft_tokens_as_the_load_grows(ratios: Any, expected: Any) -> Non
 def test_a_shorter_draft_counts_as_fast_as_it_was_measured() -> None:
     ratios = {4: {1: 1.3, 4: 0.8, 8: 0.6}, 2: {1: 1.2, 4: 1.1, 8: 0.7}}
     assert load_limit({}, ratios, choose_schedule(ratios)) == 4
-    assert load_limit({}, {**ratios, 2: {1: 1.2, 4: 1.1, 8: 1.0}}, ((1, 1, 4), (2, 64, 2))) is None
+    rows = (ScheduleRow(1, 1, 4), ScheduleRow(2, 64, 2))
+    assert load_limit({}, {**ratios, 2: {1: 1.2, 4: 1.1, 8: 1.0}}, rows) is None

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from components.contracts import StageTiming
+from components.contracts import ScheduleRow, StageTiming
 from components.reporting.gate.acceptance_plots import break_even
 from components.reporting.report import orchestration_share
 from components.reporting.tables import duration, schedule_text
@@ -50,5 +50,5 @@ def test_break_even_lies_between_the_points_around_it() -> None:
 def test_words_for_people() -> None:
     assert duration(4.21) == "4.2 s"
     assert duration(185) == "3 min 05 s"
-    assert schedule_text(((1, 4, 4), (5, 64, 0))) == "1-4: 4, 5-64: 0"
+    assert schedule_text((ScheduleRow(1, 4, 4), ScheduleRow(5, 64, 0))) == "1-4: 4, 5-64: 0"
     assert schedule_text(()) == "always the same"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts import CheckpointRef, TargetFingerprint
+from components.contracts import CheckpointRef, ScheduleRow, TargetFingerprint
 from components.errors import ConfigError
 from components.serving.engines.command import (
     EngineSpec,
@@ -66,7 +66,7 @@ def test_plain_cpu_engine() -> None:
 
 
 def test_dspark_cpu_engine_goes_through_the_plug_in() -> None:
-    command = engine_command(drafting(schedule=((1, 2, 4), (3, 64, 0))))
+    command = engine_command(drafting(schedule=(ScheduleRow(1, 2, 4), ScheduleRow(3, 64, 0))))
     assert command[-4:] == [
         "--speculative-config",
         '{"method":"dflash","model":"/drafters/one","num_speculative_tokens":4,"draft_sample_method":"greedy",'
@@ -153,7 +153,7 @@ def test_argument_that_is_not_json() -> None:
 
 def test_schedule_beyond_the_checkpoint() -> None:
     with pytest.raises(ConfigError, match="K <= 4"):
-        engine_command(drafting(schedule=((1, 8, 5),)))
+        engine_command(drafting(schedule=(ScheduleRow(1, 8, 5),)))
 
 
 def test_cpu_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

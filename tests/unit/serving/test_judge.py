@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts import now_utc
+from components.contracts import Slot, now_utc
 from components.serving.rollout.judge import build_step, judge_step, percentile, summarise
 from components.serving.rollout.traffic import RequestRecord
 from components.settings import CanarySettings
@@ -17,7 +17,7 @@ SETTINGS = CanarySettings(
 def answers(
     num: int,
     *,
-    arm: str = "candidate",
+    slot: Slot = Slot.CANDIDATE,
     num_steps: int = 20,
     num_accepted: int = 20,
     latency_s: float = 1.0,
@@ -26,7 +26,7 @@ def answers(
     each.
     """
     record = RequestRecord(
-        arm=arm,
+        slot=slot,
         ok=True,
         latency_s=latency_s,
         num_tokens=41,
@@ -36,8 +36,8 @@ def answers(
     return [record] * num
 
 
-def failures(num: int, *, arm: str | None = "candidate") -> list[RequestRecord]:
-    return [RequestRecord(arm=arm, ok=False, latency_s=0.1, error="HTTP 500: broken")] * num
+def failures(num: int, *, slot: Slot | None = Slot.CANDIDATE) -> list[RequestRecord]:
+    return [RequestRecord(slot=slot, ok=False, latency_s=0.1, error="HTTP 500: broken")] * num
 
 
 def judge(
@@ -57,7 +57,7 @@ def judge(
 
 
 def test_healthy_step_names_its_numbers() -> None:
-    healthy, reason = judge(answers(20) + answers(20, arm="baseline"))
+    healthy, reason = judge(answers(20) + answers(20, slot=Slot.BASELINE))
     assert healthy is True
     assert "acceptance length 2.000, at least 1.600 (gate 2.000)" in reason
     assert "p95 latency 1.00 x baseline" in reason
@@ -75,7 +75,7 @@ def test_errors_up_to_the_share_are_allowed() -> None:
 
 
 def test_failure_that_no_arm_signed_counts_against_the_candidate() -> None:
-    assert judge(failures(1, arm=None) + answers(5))[0] is False
+    assert judge(failures(1, slot=None) + answers(5))[0] is False
 
 
 def test_failures_that_the_splitter_hid_from_the_client_count() -> None:
@@ -95,7 +95,7 @@ def test_failures_that_the_splitter_hid_from_the_client_count() -> None:
 
 
 def test_failures_of_the_baseline_do_not() -> None:
-    assert judge(failures(5, arm="baseline") + answers(20))[0] is True
+    assert judge(failures(5, slot=Slot.BASELINE) + answers(20))[0] is True
 
 
 def test_undecided_while_young_or_unanswered() -> None:
@@ -105,7 +105,9 @@ def test_undecided_while_young_or_unanswered() -> None:
 
 
 def test_few_requests_are_judged_on_errors_alone() -> None:
-    healthy, reason = judge(answers(4, num_accepted=0, latency_s=100) + answers(50, arm="baseline"))
+    healthy, reason = judge(
+        answers(4, num_accepted=0, latency_s=100) + answers(50, slot=Slot.BASELINE)
+    )
     assert healthy is True
     assert "acceptance not judged (80 drafted steps, 100 needed)" in reason
     assert "latency not judged (4 and 50 requests, 20 of each needed)" in reason
@@ -138,11 +140,11 @@ def test_drafter_that_is_not_used() -> None:
 
 @pytest.mark.parametrize(("latency_s", "healthy"), [(3.0, True), (3.1, False)])
 def test_latency_against_the_baseline(latency_s: float, healthy: bool) -> None:
-    assert judge(answers(20, latency_s=latency_s) + answers(20, arm="baseline"))[0] is healthy
+    assert judge(answers(20, latency_s=latency_s) + answers(20, slot=Slot.BASELINE))[0] is healthy
 
 
 def test_latency_needs_enough_of_the_baseline() -> None:
-    assert judge(answers(20, latency_s=99) + answers(19, arm="baseline"))[0] is True
+    assert judge(answers(20, latency_s=99) + answers(19, slot=Slot.BASELINE))[0] is True
 
 
 def test_percentile_is_the_nearest_rank() -> None:
@@ -153,7 +155,7 @@ def test_percentile_is_the_nearest_rank() -> None:
 
 def test_step_record() -> None:
     step = build_step(
-        answers(2) + failures(1, arm="baseline"),
+        answers(2) + failures(1, slot=Slot.BASELINE),
         weight_percent=5, started_at=now_utc(), duration_s=12.0, healthy=True, reason="fine",
     )  # fmt: skip
     assert step.num_requests == {"candidate": 2, "baseline": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from components.contracts import ScheduleRow
 from components.serving.rollout.rollout import _load
 from components.settings import CanarySettings
 
@@ -24,5 +25,6 @@ SETTINGS = CanarySettings(requests_in_flight=4)
 def test_last_step_runs_where_the_schedule_drafts(
     schedule: tuple[tuple[int, int, int], ...], load: int
 ) -> None:
-    assert _load(SETTINGS, schedule, 100) == load
-    assert _load(SETTINGS, schedule, 50) == 4
+    rows = tuple(ScheduleRow(*row) for row in schedule)
+    assert _load(SETTINGS, rows, 100) == load
+    assert _load(SETTINGS, rows, 50) == 4

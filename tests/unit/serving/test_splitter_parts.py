@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.contracts import Slot
 from components.errors import SplitterError
 from components.services import haproxy
 from components.serving.rollout import splitter as splitter_module
@@ -23,7 +24,7 @@ engines,baseline,3,93,0,UP 1/3,95,127.0.0.1:8100,
 
 def test_names_are_those_of_the_rendered_configuration() -> None:
     assert splitter_module.BACKEND == haproxy.BACKEND
-    assert splitter_module.ARMS == (haproxy.CANDIDATE, haproxy.BASELINE)
+    assert tuple(Slot) == (haproxy.CANDIDATE, haproxy.BASELINE)
     assert splitter_module.ARM_HEADER == haproxy.ARM_HEADER
 
 

@@ -74,7 +74,7 @@ def test_a_number_of_requests_in_order_with_their_figures(server: ThreadingHTTPS
     }  # fmt: skip
     assert [record.prompt for record in records] == [0, 1, 2, 0, 1]
     assert {(record.token_ids, record.was_cut) for record in records} == {((5, 6), True)}
-    assert {(r.arm, r.ok, r.num_tokens, r.num_steps, r.num_accepted) for r in records} == {
+    assert {(r.slot, r.ok, r.num_tokens, r.num_steps, r.num_accepted) for r in records} == {
         ("candidate", True, 9, 4, 4)
     }
 
@@ -127,12 +127,12 @@ def test_watch_that_raises_is_heard(server: ThreadingHTTPServer) -> None:
 def test_errors_are_records(server: ThreadingHTTPServer) -> None:
     bad = [[{"role": "user", "content": "bad"}]]
     [record] = replay(url_of(server), "m", bad, requests_in_flight=1, max_tokens=9, num_requests=1)
-    assert (record.arm, record.ok, record.error) == ("candidate", False, "HTTP 503: no server")
+    assert (record.slot, record.ok, record.error) == ("candidate", False, "HTTP 503: no server")
     [record] = replay(
         "http://127.0.0.1:1", "m", bad, requests_in_flight=1, max_tokens=9, num_requests=1
     )
     assert (
-        record.arm is None and record.error is not None and record.error.startswith("ConnectError")
+        record.slot is None and record.error is not None and record.error.startswith("ConnectError")
     )
 
 
