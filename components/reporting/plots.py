@@ -8,7 +8,12 @@ from typing import Any
 from components.contracts import Arm, CanaryReport, Slot, StageTiming
 from components.reporting.calibration_plots import reliability_diagram
 from components.reporting.gate.acceptance_plots import plot_acceptance
-from components.reporting.report import ArmFigures, CurvePoint, LifecycleReport, TargetChangeReport
+from components.reporting.report import (
+    ArmFigures,
+    LifecycleReport,
+    ReportedPoint,
+    TargetChangeReport,
+)
 from components.reporting.style import (
     ARM_COLOURS,
     BAD,
@@ -88,7 +93,7 @@ def stage_times(
     return save(figure, path)
 
 
-def training_curve(curve: tuple[CurvePoint, ...], path: Path) -> Path:
+def training_curve(curve: tuple[ReportedPoint, ...], path: Path) -> Path:
     """Loss and teacher-forced acceptance length over steps."""
     figure, left = new_figure(
         "Training",

@@ -29,7 +29,7 @@ from components.contracts import (
 )
 
 
-class CurvePoint(Record):
+class ReportedPoint(Record):
     """One logged training step."""
 
     step: int
@@ -112,7 +112,7 @@ class LifecycleReport(Record):
     orchestration_share: float = Field(description="wall time outside all stages / total, 0 to 1")
     dataset: DatasetRef | None = None
     stream: StreamReport | None = None
-    training_curve: tuple[CurvePoint, ...] = ()
+    training_curve: tuple[ReportedPoint, ...] = ()
     checkpoint: CheckpointRef | None = None
     calibration: Calibration | None = Field(
         default=None, description="of that checkpoint's confidence head"

@@ -25,7 +25,7 @@ from components.evaluation.acceptance import Measured
 from components.evaluation.report import paired_acceptance_lengths
 from components.registry.releases import acceptance_report_of
 from components.reporting.render import markdown, write_report
-from components.reporting.report import CurvePoint, LifecycleReport, orchestration_share
+from components.reporting.report import LifecycleReport, ReportedPoint, orchestration_share
 from components.serving.rollout.production import ProductionEngine
 from components.stages.engines import stop_drafting_engine
 from components.stages.gate.in_run import GateOutcome
@@ -185,13 +185,13 @@ def _build(run: Run, story: Story) -> LifecycleReport:
     )
 
 
-def _curve(training: TrainingResult) -> tuple[CurvePoint, ...]:
+def _curve(training: TrainingResult) -> tuple[ReportedPoint, ...]:
     """Training loss by step, with the acceptance length wherever it was validated."""
     validated = {point.step: point.acceptance_length for point in training.validation}
     loss = {point.step: point.loss for point in training.curve} | {
         p.step: p.loss for p in training.validation
     }
     return tuple(
-        CurvePoint(step=step, loss=loss[step], acceptance_length=validated.get(step))
+        ReportedPoint(step=step, loss=loss[step], acceptance_length=validated.get(step))
         for step in sorted(loss)
     )

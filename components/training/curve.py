@@ -10,7 +10,7 @@ from components.training.objectives.block import BlockScores
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Where a run is. Everything here is part of the state on disk."""
 
     step: int = 0
@@ -33,7 +33,7 @@ class Progress:
         }
 
     @classmethod
-    def load(cls, dumped: dict[str, Any]) -> Progress:
+    def load(cls, dumped: dict[str, Any]) -> TrainingProgress:
         """The reverse of `dump`."""
         points = {
             "curve": [CurvePoint.model_validate(point) for point in dumped["curve"]],

@@ -17,8 +17,8 @@ from accelerate import Accelerator
 from components.errors import ConfigError, FingerprintMismatchError, run_main
 from components.system.child_lines import ChildLine, tell_parent
 from components.training.job import RESULT_FILE, TrainingJob, TrainingResult
-from components.training.run import Run
 from components.training.telemetry import MetricsLog, ProgressTicker
+from components.training.trainer_process import TrainerProcess
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,7 +55,9 @@ def run_job(job: TrainingJob) -> TrainingResult | None:
         is_main = accelerator.is_main_process
         tracking = (job.tracking_uri, job.mlflow_run_id) if is_main else (None, None)
         metrics = stack.enter_context(MetricsLog(tracking_uri=tracking[0], run_id=tracking[1]))
-        result = Run(job, accelerator=accelerator, ticker=ticker, metrics=metrics).execute()
+        result = TrainerProcess(
+            job, accelerator=accelerator, ticker=ticker, metrics=metrics
+        ).execute()
     if result is not None:
         result.write(Path(job.output_dir) / RESULT_FILE)
         length = result.checkpoint.expected_acceptance_length

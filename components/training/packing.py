@@ -8,40 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
-
-class SampleLike(Protocol):
-    """What a stream yields: a request and the target's states, which `release` gives back to the
-    stream's budget.
-    """
-
-    @property
-    def request(self) -> RequestLike: ...
-
-    @property
-    def states_TLH(self) -> torch.Tensor: ...
-
-    def release(self) -> None: ...
-
-
-class RequestLike(Protocol):
-    """The part of a request that training reads."""
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def sample_id(self) -> str: ...
-
-    @property
-    def token_ids(self) -> np.ndarray: ...
-
-    @property
-    def loss_mask(self) -> np.ndarray: ...
+from components.hidden_states.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -79,13 +50,13 @@ class Pack:
         )
 
 
-def pack_samples(samples: Iterator[SampleLike], *, max_tokens: int) -> Iterator[Pack]:
+def pack_samples(samples: Iterator[Sample], *, max_tokens: int) -> Iterator[Pack]:
     """Fill packs in the order of arrival; a sample that does not fit opens the next pack.
 
     A sample longer than `max_tokens` is a pack of its own, whole: the engine's `max_model_len`
     bounds it. Samples are released once their states are copied into the pack.
     """
-    waiting: list[SampleLike] = []
+    waiting: list[Sample] = []
     num_tokens = 0
     for sample in samples:
         length = len(sample.request.token_ids)
@@ -98,7 +69,7 @@ def pack_samples(samples: Iterator[SampleLike], *, max_tokens: int) -> Iterator[
         yield make_pack(waiting)
 
 
-def make_pack(samples: list[SampleLike]) -> Pack:
+def make_pack(samples: list[Sample]) -> Pack:
     """One pack of all `samples`, which are released."""
     lengths = [len(sample.request.token_ids) for sample in samples]
     ends = torch.tensor(lengths).cumsum(0).tolist()

@@ -1,8 +1,8 @@
 """The training loop: packs in, steps, validation by acceptance, complete states on disk.
 
 Device agnostic through `accelerate`; with several processes each reads its own share of the samples
-and gradients are averaged (`parallel.py`). One call of `Loop.run` is one run, from a fresh start or
-from a state.
+and gradients are averaged (`parallel.py`). One call of `Trainer.run` is one run, from a fresh start
+or from a state.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from accelerate.utils import gather_object
 from components.drafter.build import num_draft_tokens, trainable_state
 from components.errors import TrainingError
 from components.settings import TrainingSettings
-from components.training.checks.acceptance import Validation
-from components.training.curve import Progress, Window
+from components.training.checks.acceptance import AcceptanceCheck
+from components.training.curve import TrainingProgress, Window
 from components.training.job import CurvePoint
 from components.training.objectives.block import BlockScores
-from components.training.optimizing.learning_rate import Schedule
+from components.training.optimizing.learning_rate import LearningRateSchedule
 from components.training.optimizing.parallel import prepare
 from components.training.packing import Pack, choose_blocks, has_blocks
 from components.training.state import StateFolder
@@ -44,7 +44,7 @@ class _Group:
     num_tokens: int = 0
 
 
-class Loop:
+class Trainer:
     """One training run.
 
     Args:
@@ -66,7 +66,7 @@ class Loop:
         *,
         accelerator: Accelerator,
         num_samples: int,
-        validation: Validation | None,
+        validation: AcceptanceCheck | None,
         states: StateFolder,
         ticker: ProgressTicker,
         metrics: MetricsLog,
@@ -76,7 +76,7 @@ class Loop:
         self._accelerator = accelerator
         self._drafter = drafter
         self._trainee = prepare(drafter, settings, accelerator)
-        self._schedule = Schedule(
+        self._schedule = LearningRateSchedule(
             learning_rate=settings.learning_rate,
             warmup_share=settings.warmup_share,
             num_samples=num_samples,
@@ -94,7 +94,7 @@ class Loop:
         self._should_stop = should_stop
         self._has_stalled = False
         self._num_samples = num_samples
-        self.progress = Progress()
+        self.progress = TrainingProgress()
 
     @property
     def num_planned_steps(self) -> int | None:
@@ -136,7 +136,7 @@ class Loop:
         self._trainee.load_optimizer_states(state["optimizers"])
         mine = ranks[self._accelerator.process_index]
         self._generator.set_state(mine["generator"])
-        self.progress = Progress.load(state["progress"])
+        self.progress = TrainingProgress.load(state["progress"])
         self.progress.num_consumed = int(mine["num_consumed"])
 
     def run(self, packs: Iterator[Pack]) -> str:

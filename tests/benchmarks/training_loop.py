@@ -23,11 +23,11 @@ from components.drafter.build import build_drafter
 from components.drafter.start import read_lm_head
 from components.drafter.vocabulary import build_draft_vocabulary
 from components.settings import DrafterSettings, TrainingSettings
-from components.training.checks.acceptance import Validation
+from components.training.checks.acceptance import AcceptanceCheck
 from components.training.packing import Pack
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
-from components.training.trainer import Loop, TrainingStoppedError
+from components.training.trainer import Trainer, TrainingStoppedError
 from tests.support.tiny_target import make_tiny_target
 
 AUX = (1, 3)
@@ -135,21 +135,21 @@ def _loop(
     seed: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
     **changes: Any,
-) -> Loop:
+) -> Trainer:
     lm_head_VH = read_lm_head(target)
     counts_V = torch.ones(len(lm_head_VH), dtype=torch.long)
     drafter = build_drafter(
         DRAFTER, target_path=target, aux_layer_ids=AUX, seed=seed,
         draft_vocab=build_draft_vocabulary(counts_V, size=256, min_coverage=0.1),
     )  # fmt: skip
-    validation = Validation(
+    validation = AcceptanceCheck(
         list(_packs(1)),
         max_anchors=64,
         lm_head_VH=lm_head_VH.float(),
         drafter=drafter,
         num_draft_tokens=3,
     )
-    return Loop(
+    return Trainer(
         drafter,
         SETTINGS.model_copy(update=changes),
         accelerator=Accelerator(mixed_precision="no", cpu=True),

@@ -20,11 +20,11 @@ from components.drafter.build import build_drafter
 from components.drafter.start import read_lm_head
 from components.drafter.vocabulary import build_draft_vocabulary
 from components.settings import DrafterSettings, TrainingSettings
-from components.training.checks.acceptance import Validation
+from components.training.checks.acceptance import AcceptanceCheck
 from components.training.packing import Pack
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
-from components.training.trainer import Loop, TrainingStoppedError
+from components.training.trainer import Trainer, TrainingStoppedError
 
 DRAFTER = DrafterSettings(num_layers=2, block_size=4, markov_rank=8, draft_vocab_size=256)
 NUM_STEPS, STOPPED_AT = 6, 3
@@ -46,7 +46,7 @@ def make_loop(
     packs: list[Pack],
     should_stop: Callable[[], bool] = lambda: False,
     **changes: Any,
-) -> Loop:
+) -> Trainer:
     """A loop whose learning rate depends on the step alone."""
     target = folder / "target"
     head_VH = read_lm_head(target)
@@ -58,12 +58,12 @@ def make_loop(
     )
     accelerator = Accelerator(mixed_precision="no", cpu=True)
     is_main = accelerator.is_main_process
-    return Loop(
+    return Trainer(
         drafter,
         SETTINGS.model_copy(update=changes),
         accelerator=accelerator,
         num_samples=10**9,
-        validation=Validation(
+        validation=AcceptanceCheck(
             packs[:1],
             max_anchors=64,
             lm_head_VH=head_VH.float(),
@@ -84,7 +84,7 @@ def read_packs(folder: Path) -> list[Pack]:
     return [Pack(**fields) for fields in torch.load(folder / "packs.pt", weights_only=True)]
 
 
-def stopped_and_resumed(folder: Path, packs: list[Pack]) -> Loop:
+def stopped_and_resumed(folder: Path, packs: list[Pack]) -> Trainer:
     """A sharded run that is stopped, and goes on in a drafter of other weights."""
     asked = iter(range(100))
     stopped = make_loop(

@@ -23,7 +23,7 @@ from components.errors import EngineError, StoreError
 from components.hidden_states import wire
 from components.hidden_states.codec import dequantize_into, quantize
 from components.hidden_states.extraction_client import EngineAwayError
-from components.hidden_states.in_vllm.held_keys import HeldKeys, RefusedError
+from components.hidden_states.in_vllm.held_keys import HeldKeys, StoreRefusedError
 from components.hidden_states.sample import Identity
 from components.hidden_states.store import StoreMetrics
 from components.system.clock import Clock
@@ -291,7 +291,7 @@ class SimulatedEngine:
         data = sample_object(name, token_ids, fault, self._dtype)
         try:
             self._held.admit(key, len(data), store=self.store)
-        except RefusedError as refused:
+        except StoreRefusedError as refused:
             self._mark(key, str(refused))
             return
         if self.store.write(key, data):

@@ -31,7 +31,7 @@ _BACKOFF = wait_random_exponential(multiplier=0.5, max=20)
 _GENERATED = re.compile(r"^vllm:generation_tokens_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
-class RefusedError(Exception):
+class AnswerRefusedError(Exception):
     """The engine refused one request for its content (HTTP 4xx). Never leaves this component."""
 
 
@@ -48,7 +48,7 @@ def _wait_s(state: RetryCallState) -> float:
     return max(_BACKOFF(state), asked or 0.0)
 
 
-class EngineClient:
+class AnswerClient:
     """Client of one engine. Requests hold their slot while they back off, so a busy engine gets
     fewer, not more.
     """
@@ -101,7 +101,7 @@ class EngineClient:
         """One answer.
 
         Raises:
-            RefusedError: the engine will not answer this request (4xx).
+            AnswerRefusedError: the engine will not answer this request (4xx).
             EngineError: the engine is gone or fails after all retries.
         """
         return _parse(await self._ask("/v1/chat/completions", request), temperature=temperature)
@@ -147,7 +147,7 @@ class EngineClient:
             )
         if response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.status_code >= 500:
             raise _RetryableError(problem, retry_after_s=_retry_after_s(response))
-        raise RefusedError(problem)
+        raise AnswerRefusedError(problem)
 
     @property
     def _client(self) -> httpx.AsyncClient:
@@ -211,7 +211,7 @@ class Tally:
         return self.num_conversations * seen / weight
 
 
-async def watch_tokens(client: EngineClient, progress: Progress, tally: Tally) -> None:
+async def watch_tokens(client: AnswerClient, progress: Progress, tally: Tally) -> None:
     """Report rate and time left every few seconds until cancelled.
 
     Tokens come from the engine's own counter where it has one, because with many requests in flight

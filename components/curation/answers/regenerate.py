@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from components.contracts import Progress, TargetFingerprint, digest_json
-from components.curation.answers.client import EngineClient, RefusedError, Tally, watch_tokens
+from components.curation.answers.client import AnswerClient, AnswerRefusedError, Tally, watch_tokens
 from components.curation.answers.shards import AnswerShards
 from components.curation.answers.spool import Spool, answered_spool
 from components.curation.conversation import (
@@ -100,7 +100,7 @@ def regenerate(
         return asyncio.run(
             run.all(
                 conversations,
-                EngineClient(engine_url, model, timeout_s=request_timeout_s),
+                AnswerClient(engine_url, model, timeout_s=request_timeout_s),
                 progress,
             )
         )
@@ -120,7 +120,7 @@ class _Run:
     version: str = "unknown"
 
     async def all(
-        self, conversations: Sequence[Conversation], client: EngineClient, progress: Progress
+        self, conversations: Sequence[Conversation], client: AnswerClient, progress: Progress
     ) -> Regeneration:
         started = time.monotonic()
         limits = httpx.Limits(max_connections=self.settings.requests_in_flight + 1)
@@ -157,7 +157,7 @@ class _Run:
         )
 
     async def _gather(
-        self, conversations: Sequence[Conversation], client: EngineClient
+        self, conversations: Sequence[Conversation], client: AnswerClient
     ) -> list[int | None]:
         """Answer all; the first fatal error ends the others. One task per request in flight, not
         per conversation.
@@ -186,7 +186,7 @@ class _Run:
         return results
 
     async def _converse(
-        self, conversation: Conversation, client: EngineClient
+        self, conversation: Conversation, client: AnswerClient
     ) -> AnsweredConversation | None:
         """Answer turn by turn, each on the target's own earlier answers. A truncated answer ends
         the conversation: the template would close it with an end-of-turn token that the target did
@@ -198,7 +198,7 @@ class _Run:
             history += turn
             try:
                 answer = await self._answer(conversation, history, client)
-            except RefusedError as error:
+            except AnswerRefusedError as error:
                 self.quarantine.add(
                     conversation.source, f"engine refused: {error}", where=conversation.id
                 )
@@ -223,7 +223,7 @@ class _Run:
         return None
 
     async def _answer(
-        self, conversation: Conversation, history: list[Message], client: EngineClient
+        self, conversation: Conversation, history: list[Message], client: AnswerClient
     ) -> Answer:
         temperature = temperature_of(conversation.id, self.settings.temperatures)
         request: dict[str, Any] = {

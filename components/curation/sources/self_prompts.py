@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from components.contracts import Progress, TargetRef, digest_json
-from components.curation.answers.client import EngineClient
+from components.curation.answers.client import AnswerClient
 from components.curation.dataset.render import renderer_of
 from components.errors import CurationError
 from components.settings import CurationSettings, SourceSettings
@@ -117,7 +117,7 @@ def with_written_prompts(
     writer = _Writer(turn, path, settings=settings, progress=progress, stop_after_s=stop_after_s)
     asyncio.run(
         writer.write(
-            EngineClient(engine_url, model, timeout_s=request_timeout_s), num_wanted=wanted
+            AnswerClient(engine_url, model, timeout_s=request_timeout_s), num_wanted=wanted
         )
     )
     return settings.model_copy(update={"sources": _with_path(settings.sources, path)})
@@ -181,7 +181,7 @@ class _Writer:
             "stop": list(turn.stop),
         }
 
-    async def write(self, client: EngineClient, *, num_wanted: int) -> None:
+    async def write(self, client: AnswerClient, *, num_wanted: int) -> None:
         num_known = _mend(self._path)
         self._num_wanted, self._num_left = num_wanted, max(0, num_wanted - num_known)
         if not self._num_left:
@@ -200,7 +200,7 @@ class _Writer:
                 await asyncio.gather(*tasks, reporter, return_exceptions=True)
         self._progress("done", num_wanted - self._num_left, num_wanted)
 
-    async def _work(self, client: EngineClient) -> None:
+    async def _work(self, client: AnswerClient) -> None:
         while self._num_left > 0 and time.monotonic() < self._stop_at_s:
             self._num_left -= 1
             written = await client.continue_text(self._request, temperature=TEMPERATURE)

@@ -30,8 +30,8 @@ from components.contracts import (
 )
 from components.errors import ConfigError, EvaluationError
 from components.evaluation.requests.probes import (
-    Engine,
     Probe,
+    ProbedEngine,
     baseline,
     probes,
     seed_probe,
@@ -185,7 +185,7 @@ def _kept(path: Path) -> CompatibilityTable | None:
 
 def _probe_all(
     client: httpx.Client, endpoint: ArmEndpoint, device: str
-) -> tuple[Engine, dict[RequestFeature, Result]]:
+) -> tuple[ProbedEngine, dict[RequestFeature, Result]]:
     first = baseline(endpoint.model)
     status, body = _send(client, endpoint, first)
     if status != httpx.codes.OK:
@@ -193,7 +193,7 @@ def _probe_all(
             f"arm '{endpoint.arm}': a plain chat request is not served",
             got=f"HTTP {status}: {_refusal(body)}",
         )
-    engine = Engine(endpoint.model, _max_model_len(client, endpoint), text_of(body))
+    engine = ProbedEngine(endpoint.model, _max_model_len(client, endpoint), text_of(body))
     todo = [first, *probes(engine), *([seed_probe(endpoint.model)] if device != "cpu" else [])]
     found = {probe.feature: _result(probe, *_send(client, endpoint, probe)) for probe in todo}
     return engine, {"seed": (Served.NOT_SENT, SEED_NOT_SENT), **found}

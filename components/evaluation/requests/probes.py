@@ -34,7 +34,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @dataclass(frozen=True)
-class Engine:
+class ProbedEngine:
     """What the probes must know of an engine: its limits, and its own greedy answer to
     `QUESTION`.
     """
@@ -62,7 +62,7 @@ def baseline(model: str) -> Probe:
     return _chat(model, "chat", {}, _has_answer)
 
 
-def probes(engine: Engine) -> list[Probe]:
+def probes(engine: ProbedEngine) -> list[Probe]:
     """Every request but `baseline` and `seed`, in the order of `FEATURES`."""
     chat, model = _chat, engine.model
     sampled, told = {"temperature": 1.0}, {"logprobs": True, "top_logprobs": 3}
@@ -138,7 +138,7 @@ def _chat(model: str, feature: RequestFeature, changes: Mapping[str, Any], check
 
 
 def _at_the_end(
-    engine: Engine, feature: RequestFeature, num_too_many: int, check: Check | None
+    engine: ProbedEngine, feature: RequestFeature, num_too_many: int, check: Check | None
 ) -> Probe:
     """A prompt that leaves room for `NUM_TOKENS` less `num_too_many`."""
     prompt = [FILLER_TOKEN] * (engine.max_model_len - NUM_TOKENS + num_too_many)

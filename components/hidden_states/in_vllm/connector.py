@@ -36,7 +36,7 @@ from vllm.v1.request import RequestStatus
 from components.contracts import TargetFingerprint
 from components.errors import ConfigError
 from components.hidden_states.codec import quantize
-from components.hidden_states.in_vllm.held_keys import HeldKeys, RefusedError
+from components.hidden_states.in_vllm.held_keys import HeldKeys, StoreRefusedError
 from components.hidden_states.wire import (
     FLOAT8,
     HEADER_BYTES,
@@ -125,7 +125,7 @@ class StampedStore(MooncakeHiddenStatesStore):
         """Publish one sample; it becomes visible as a whole.
 
         Raises:
-            RefusedError: over the budget, or the store is full.
+            StoreRefusedError: over the budget, or the store is full.
             RuntimeError: the store answered with another error.
         """
         key = transfer_manifest["handle"]
@@ -145,7 +145,7 @@ class StampedStore(MooncakeHiddenStatesStore):
             )
             status = store.put_from(key, buffer.data_ptr(), place.num_bytes, self._pinned)
             if status == _NO_AVAILABLE_HANDLE:
-                raise RefusedError(
+                raise StoreRefusedError(
                     f"store full: no room for {place.num_bytes} bytes (status {status})"
                 )
             if status != 0:
@@ -166,7 +166,7 @@ class StampedStore(MooncakeHiddenStatesStore):
         if status != 0:
             raise RuntimeError(f"store refused the error marker {key}: status {status}")
         with contextlib.suppress(
-            RefusedError
+            StoreRefusedError
         ):  # a marker is never refused, but swept like a sample
             self.held.admit(key, 0, store=self._require_store())
             self.held.confirm(key)

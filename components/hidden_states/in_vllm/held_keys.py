@@ -12,7 +12,7 @@ from typing import Any
 _OBJECT_NOT_FOUND = -704
 
 
-class RefusedError(RuntimeError):
+class StoreRefusedError(RuntimeError):
     """A sample was refused: over the byte budget, or the store has no room. The client may ask
     again.
     """
@@ -41,13 +41,13 @@ class HeldKeys:
         """Count `num_bytes` under `key`, which is about to be put; follow with `confirm` or `drop`.
 
         Raises:
-            RefusedError: that would pass the budget.
+            StoreRefusedError: that would pass the budget.
         """
         with self._lock:
             if self._num_bytes + num_bytes > self._budget_bytes:
                 self._forget_removed(store)
             if self._num_bytes + num_bytes > self._budget_bytes:
-                raise RefusedError(
+                raise StoreRefusedError(
                     f"budget: {self._num_bytes} of {self._budget_bytes} bytes held unread in "
                     f"{len(self._keys)} samples,"
                     f" no room for {num_bytes} more"

@@ -24,7 +24,7 @@ from components.contracts import (
 from components.errors import ConfigError, DSparkError, RolloutError, SplitterError
 from components.serving.rollout.judge import build_step, judge_step
 from components.serving.rollout.splitter import Splitter
-from components.serving.rollout.traffic import Asked, RequestRecord, replay
+from components.serving.rollout.traffic import RequestBody, RequestRecord, replay
 from components.settings import CanarySettings
 
 PROGRESS_EVERY_S = 4.0
@@ -42,7 +42,7 @@ def run_canary(
     baseline: ArmEndpoint,
     baseline_kind: BaselineKind,
     candidate_digest: str,
-    prompts: Sequence[Asked],
+    prompts: Sequence[RequestBody],
     settings: CanarySettings,
     gate_acceptance_length: float | None,
     model: str,
@@ -185,7 +185,7 @@ class _Step:
     def run(
         self,
         model: str,
-        prompts: Sequence[Asked],
+        prompts: Sequence[RequestBody],
         *,
         temperature: float,
         request_timeout_s: float,

@@ -18,7 +18,7 @@ from components.errors import RolloutError
 from components.serving.rollout.splitter import ARM_HEADER
 
 Message = Mapping[str, Any]
-Asked = Sequence[Message] | Mapping[str, Any]
+RequestBody = Sequence[Message] | Mapping[str, Any]
 """Chat messages, or a mapping with `messages` and what else the request carries."""
 Watch = Callable[[Sequence["RequestRecord"], float], bool]
 """Called as watch(records so far, elapsed seconds) after each answer and every WATCH_EVERY_S; True
@@ -64,7 +64,7 @@ class RequestRecord:
 def replay(
     url: str,
     model: str,
-    prompts: Sequence[Asked],
+    prompts: Sequence[RequestBody],
     *,
     requests_in_flight: int,
     max_tokens: int,
@@ -111,7 +111,7 @@ def replay(
     return asyncio.run(replayer.run(requests_in_flight, request_timeout_s=request_timeout_s))
 
 
-def _asked(prompt: Asked) -> dict[str, Any]:
+def _asked(prompt: RequestBody) -> dict[str, Any]:
     return (
         dict(prompt)
         if isinstance(prompt, Mapping)

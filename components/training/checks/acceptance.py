@@ -35,7 +35,7 @@ class ValidationPack:
     mass_T: torch.Tensor
 
 
-class Validation:
+class AcceptanceCheck:
     """Validation packs, held once; `measure` scores a drafter on every block of them.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LearningRateSchedule:
     """Linear warm-up, then cosine to zero, over the share of the run that is done.
 
     The share is the largest of steps, samples and time, so the rate reaches zero by the end even

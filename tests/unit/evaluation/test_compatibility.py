@@ -31,8 +31,8 @@ from components.evaluation.requests.compatibility import (
 from components.evaluation.requests.probes import (
     FILLER_TOKEN,
     NUM_TOKENS,
-    Engine,
     Probe,
+    ProbedEngine,
     baseline,
     probes,
     seed_probe,
@@ -43,7 +43,7 @@ from components.settings import GateSettings
 
 ANSWER = "The sea is wide. The moon is far."
 MAX_MODEL_LEN = 256
-ENGINE = Engine("m", MAX_MODEL_LEN, ANSWER)
+ENGINE = ProbedEngine("m", MAX_MODEL_LEN, ANSWER)
 PROBES = {probe.feature: probe for probe in (baseline("m"), *probes(ENGINE), seed_probe("m"))}
 
 Body = dict[str, Any]
@@ -181,7 +181,7 @@ class FakeEngine:
 
     def _feature(self, request: httpx.Request) -> RequestFeature:
         sent = json.loads(request.content)
-        engine = Engine("m", self.max_model_len, ANSWER)
+        engine = ProbedEngine("m", self.max_model_len, ANSWER)
         known: list[Probe] = [baseline("m"), *probes(engine), seed_probe("m")]
         return next(one.feature for one in known if dict(one.payload) == sent)
 

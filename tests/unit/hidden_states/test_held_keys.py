@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.hidden_states.in_vllm.held_keys import HeldKeys, RefusedError
+from components.hidden_states.in_vllm.held_keys import HeldKeys, StoreRefusedError
 
 
 class Store:
@@ -34,7 +34,7 @@ def put(held: HeldKeys, store: Store, key: str, num_bytes: int) -> None:
 def test_refuses_past_the_budget_until_a_reader_removed_something() -> None:
     held, store = HeldKeys(budget_bytes=100, orphan_ttl_s=60), Store()
     put(held, store, "a", 60)
-    with pytest.raises(RefusedError, match="60 of 100 bytes held unread in 1 samples"):
+    with pytest.raises(StoreRefusedError, match="60 of 100 bytes held unread in 1 samples"):
         held.admit("b", 50, store=store)
     store.keys.remove("a")
     put(held, store, "b", 50)
@@ -43,7 +43,7 @@ def test_refuses_past_the_budget_until_a_reader_removed_something() -> None:
 def test_a_key_being_put_is_not_taken_for_a_removed_one() -> None:
     held, store = HeldKeys(budget_bytes=100, orphan_ttl_s=60), Store()
     held.admit("slow", 60, store=store)
-    with pytest.raises(RefusedError):
+    with pytest.raises(StoreRefusedError):
         held.admit("b", 50, store=store)
 
 
@@ -52,7 +52,7 @@ def test_a_store_that_does_not_answer_frees_nothing() -> None:
     put(held, store, "a", 60)
     store.keys.clear()
     store.is_down = True
-    with pytest.raises(RefusedError):
+    with pytest.raises(StoreRefusedError):
         held.admit("b", 50, store=store)
 
 

@@ -33,7 +33,12 @@ from components.contracts import (
 )
 from components.drafter.confidence.calibration import fit_calibration
 from components.reporting.render import PLOT_CAPTIONS, markdown, render_terminal, write_report
-from components.reporting.report import ArmFigures, CurvePoint, LifecycleReport, TargetChangeReport
+from components.reporting.report import (
+    ArmFigures,
+    LifecycleReport,
+    ReportedPoint,
+    TargetChangeReport,
+)
 from components.reporting.tables import tables
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -207,7 +212,7 @@ def full(bare: LifecycleReport) -> LifecycleReport:
             "target_changes": (change,),
             "peak_memory_mib": 8192.0,
             "training_curve": tuple(
-                CurvePoint(step=10 * n, loss=3.0 / n, acceptance_length=1 + n / 50)
+                ReportedPoint(step=10 * n, loss=3.0 / n, acceptance_length=1 + n / 50)
                 for n in range(1, 31)
             ),
         }

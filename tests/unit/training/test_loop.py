@@ -17,12 +17,12 @@ from components.drafter.build import trainable_state
 from components.drafter.start import read_lm_head
 from components.errors import TrainingError
 from components.settings import TrainingSettings
-from components.training.checks.acceptance import Validation
+from components.training.checks.acceptance import AcceptanceCheck
 from components.training.job import TrainingResult, ValidationPoint
 from components.training.packing import Pack
 from components.training.state import StateFolder
 from components.training.telemetry import MetricsLog, ProgressTicker
-from components.training.trainer import Loop, TrainingStoppedError
+from components.training.trainer import Trainer, TrainingStoppedError
 
 SETTINGS = TrainingSettings(
     learning_rate=3e-3,
@@ -43,15 +43,15 @@ def make_loop(
     target: Path,
     settings: TrainingSettings = SETTINGS,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Loop:
-    validation = Validation(
+) -> Trainer:
+    validation = AcceptanceCheck(
         packs[:2],
         max_anchors=64,
         lm_head_VH=read_lm_head(target).float(),
         drafter=drafter,
         num_draft_tokens=3,
     )
-    return Loop(
+    return Trainer(
         drafter,
         settings,
         accelerator=Accelerator(mixed_precision="no", cpu=True),

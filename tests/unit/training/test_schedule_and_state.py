@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from components.errors import CheckpointError
-from components.training.optimizing.learning_rate import Schedule
+from components.training.optimizing.learning_rate import LearningRateSchedule
 from components.training.state import StateFolder
 
 
-def schedule(**changes: object) -> Schedule:
+def schedule(**changes: object) -> LearningRateSchedule:
     fields = {
         "learning_rate": 1.0,
         "warmup_share": 0.1,
@@ -20,7 +20,7 @@ def schedule(**changes: object) -> Schedule:
         "num_steps": None,
         "max_trainer_s": None,
     }
-    return Schedule(**{**fields, **changes})
+    return LearningRateSchedule(**{**fields, **changes})
 
 
 def test_the_rate_warms_up_and_ends_at_zero() -> None:

@@ -13,7 +13,7 @@ import torch
 from components.drafter.start import read_lm_head
 from components.errors import TrainingError
 from components.settings import TrainingSettings
-from components.training.checks.acceptance import Validation, walk
+from components.training.checks.acceptance import AcceptanceCheck, walk
 from components.training.objectives.block import BlockObjective, BlockScores
 from components.training.packing import Blocks, Pack
 
@@ -41,7 +41,9 @@ def test_a_perfect_drafter_accepts_all_it_may(
 ) -> None:
     drafter = make_drafter()
     head = read_lm_head(tiny_target).float()
-    held = Validation(packs, max_anchors=40, lm_head_VH=head, drafter=drafter, num_draft_tokens=3)
+    held = AcceptanceCheck(
+        packs, max_anchors=40, lm_head_VH=head, drafter=drafter, num_draft_tokens=3
+    )
     point = held.measure(Perfect(drafter, TrainingSettings()), step=5, elapsed_s=1.0)
     assert point.acceptance_by_position[0] == 1.0 and 3.0 < point.acceptance_length <= 4.0
     assert point.acceptance_length == pytest.approx(point.expected_acceptance_length)
@@ -70,7 +72,7 @@ def test_slices_and_positions_have_their_own_lengths(
                     match_NK[first:last] = blocks.valid_NK[first:last]
             return BlockScores(torch.zeros(()), match_NK, match_NK.float(), None)
 
-    held = Validation(
+    held = AcceptanceCheck(
         packs,
         max_anchors=10**6,
         lm_head_VH=read_lm_head(tiny_target).float(),
@@ -97,7 +99,9 @@ def test_an_untrained_drafter_accepts_almost_nothing(
 ) -> None:
     drafter = make_drafter()
     head = read_lm_head(tiny_target).float()
-    held = Validation(packs, max_anchors=200, lm_head_VH=head, drafter=drafter, num_draft_tokens=3)
+    held = AcceptanceCheck(
+        packs, max_anchors=200, lm_head_VH=head, drafter=drafter, num_draft_tokens=3
+    )
     objective = BlockObjective(drafter, TrainingSettings(mixed_precision="no"))
     assert held.measure(objective, step=0, elapsed_s=0.0).acceptance_length < 1.3
 
@@ -106,7 +110,7 @@ def test_packs_without_supervision_are_refused(
     make_drafter: Callable[..., Any], packs: list[Pack], tiny_target: Path
 ) -> None:
     with pytest.raises(TrainingError, match="no supervised tokens"):
-        Validation(
+        AcceptanceCheck(
             [],
             max_anchors=4,
             lm_head_VH=read_lm_head(tiny_target),

@@ -20,7 +20,7 @@ from components.drafter.checkpoint import export_checkpoint
 from components.drafter.start import read_lm_head
 from components.hidden_states.sample import SampleRequest
 from components.hidden_states.stream import HiddenStateStream
-from components.training.checks.acceptance import Validation
+from components.training.checks.acceptance import AcceptanceCheck
 from components.training.checks.calibrate import calibrate, calibration_line, calibration_metrics
 from components.training.data import Rows, load_split, requests, training_order
 from components.training.drafter import JobDrafter
@@ -31,10 +31,10 @@ from components.training.packing import pack_samples
 from components.training.state import StateFolder
 from components.training.stopping import StopOnSignal
 from components.training.telemetry import MetricsLog, ProgressTicker
-from components.training.trainer import Loop
+from components.training.trainer import Trainer
 
 
-class Run:
+class TrainerProcess:
     """One job in one process.
 
     Args:
@@ -83,7 +83,7 @@ class Run:
         wait_for_engines(job.engine_urls, timeout_s=job.engine_timeout_s)
         with self._open_stream() as stream, StopOnSignal() as stop:
             stream.require_cached(self._all_requests(drafter, train_rows, validation_rows))
-            loop = Loop(
+            loop = Trainer(
                 drafter,
                 job.training,
                 accelerator=self._accelerator,
@@ -161,14 +161,16 @@ class Run:
             {f"stream/{name}": value for name, value in values.items()}, step=int(time.monotonic())
         )
 
-    def _validation(self, stream: HiddenStateStream, rows: Rows, drafter: Any) -> Validation | None:
+    def _validation(
+        self, stream: HiddenStateStream, rows: Rows, drafter: Any
+    ) -> AcceptanceCheck | None:
         if not self._accelerator.is_main_process:
             return None
         settings = self._job.training
         num_rows = _rows_holding(rows, settings.validation_anchors)
         self._ticker.update(f"reading {num_rows} validation conversations", now=True)
         samples = stream.stream(requests(rows, np.arange(rows.num_rows), indices=range(num_rows)))
-        return Validation(
+        return AcceptanceCheck(
             list(pack_samples(samples, max_tokens=settings.tokens_per_step)),
             max_anchors=settings.validation_anchors,
             lm_head_VH=self._lm_head(),
@@ -254,7 +256,7 @@ class Run:
         self,
         drafter: Any,
         untrained: CheckpointRef,
-        loop: Loop,
+        loop: Trainer,
         stream: Any,
         stopped_by: str,
         calibration: Calibration | None,
