@@ -26,7 +26,7 @@ def roll_out(run: Run, release: Release, champion: Release | None) -> CanaryRepo
     candidate = released_engine(run, release)
     kind, baseline = _baseline(run, release, champion)
     with run.stage("engine start"):
-        candidate.wait_ready()
+        candidate.wait_ready(progress=run.reporter.progress("engine start"))
     prompts = replayed_prompts(registry_of(run), release, run.recipe)
 
     def on_step(step: CanaryStep) -> None:
@@ -131,7 +131,7 @@ def _baseline(
         return kind, production.endpoint
     engine = released_engine(run, base) if base else plain_engine(run, release.target)
     with run.stage("engine start"):
-        engine.wait_ready()
+        engine.wait_ready(progress=run.reporter.progress("engine start"))
     return kind, engine.endpoint(kind)
 
 

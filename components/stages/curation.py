@@ -31,7 +31,7 @@ def write_prompts(run: Run, target: TargetRef) -> CurationSettings:
     if not any(source.kind == "target" for source in settings.sources):
         return settings  # the engine starts while conversations are collected
     with run.stage("engine start"):
-        engine.wait_ready()
+        engine.wait_ready(progress=run.reporter.progress("engine start"))
     with run.stage("write prompts"):
         return with_written_prompts(
             settings,
@@ -63,7 +63,7 @@ def regenerate_answers(run: Run, target: TargetRef, collected: Collected) -> Reg
     """The target itself answers every conversation, on vLLM."""
     engine = plain_engine(run, target)
     with run.stage("engine start"):
-        engine.wait_ready()
+        engine.wait_ready(progress=run.reporter.progress("engine start"))
     with run.stage("regenerate") as clock:
         answers = regenerate(
             collected.conversations,

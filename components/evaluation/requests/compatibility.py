@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from components.contracts import (
     ArmEndpoint,
     CompatibilityRow,
     CompatibilityTable,
+    Progress,
     RequestFeature,
     RuleResult,
     Served,
@@ -43,6 +44,7 @@ SEED_NOT_SENT = (
     "a seed ends a CPU engine: get_offset() of a CPU generator in vLLM 0.32's model runner"
 )
 RULE = "requests served"
+PROGRESS_EVERY_S = 2.0
 
 Result = tuple[Served, str]
 
@@ -64,6 +66,7 @@ def compatibility_of(
     device: str,
     folder: Path,
     timeout_s: float = 120,
+    progress: Progress | None = None,
     transport: httpx.BaseTransport | None = None,
 ) -> CompatibilityTable:
     """The table of this engine version, drafting method and device: from `folder`, or measured now
@@ -78,6 +81,7 @@ def compatibility_of(
         device: cpu or cuda; a CPU engine is sent no seed.
         folder: of the tables, e.g. `<state>/compatibility`.
         timeout_s: bound on each request.
+        progress: told every second or so how many requests of both engines are answered.
         transport: for tests; None opens real connections.
 
     Raises:
@@ -90,7 +94,13 @@ def compatibility_of(
     if kept is not None:
         return kept
     table = measure_compatibility(
-        plain, drafting, method=method, device=device, timeout_s=timeout_s, transport=transport
+        plain,
+        drafting,
+        method=method,
+        device=device,
+        timeout_s=timeout_s,
+        progress=progress,
+        transport=transport,
     )
     table.write(path)
     return table
@@ -103,6 +113,7 @@ def measure_compatibility(
     method: str,
     device: str,
     timeout_s: float = 120,
+    progress: Progress | None = None,
     transport: httpx.BaseTransport | None = None,
 ) -> CompatibilityTable:
     """Send every kind of request to both engines, each engine one at a time. Arguments as
@@ -112,16 +123,21 @@ def measure_compatibility(
         EvaluationError: an engine does not answer, or ends at a request, which is named; the two
             are of different versions or limits; a plain chat request is not served.
     """
+    answered: list[RequestFeature] = []
 
     def probe(endpoint: ArmEndpoint) -> Probed:
         with _client(endpoint, timeout_s, transport) as client:
             version = _version(client, endpoint)
-            engine, found = _probe_all(client, endpoint, device)
+            engine, found = _probe_all(client, endpoint, device, answered)
             return Probed(version, engine.max_model_len, found)
 
     # Nothing is timed, so both engines are asked at once.
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="requests") as pool:
-        told = list(pool.map(probe, (plain, drafting)))
+        asked = [pool.submit(probe, endpoint) for endpoint in (plain, drafting)]
+        while wait(asked, timeout=PROGRESS_EVERY_S).not_done:
+            if progress is not None:
+                progress("requests answered", len(answered), 2 * len(FEATURES))
+    told = [one.result() for one in asked]
     versions, lengths = {one.version for one in told}, {one.max_model_len for one in told}
     if len(versions) > 1 or len(lengths) > 1:
         raise EvaluationError(
@@ -184,7 +200,10 @@ def _kept(path: Path) -> CompatibilityTable | None:
 
 
 def _probe_all(
-    client: httpx.Client, endpoint: ArmEndpoint, device: str
+    client: httpx.Client,
+    endpoint: ArmEndpoint,
+    device: str,
+    answered: list[RequestFeature],
 ) -> tuple[ProbedEngine, dict[RequestFeature, Result]]:
     first = baseline(endpoint.model)
     status, body = _send(client, endpoint, first)
@@ -195,7 +214,10 @@ def _probe_all(
         )
     engine = ProbedEngine(endpoint.model, _max_model_len(client, endpoint), text_of(body))
     todo = [first, *probes(engine), *([seed_probe(endpoint.model)] if device != "cpu" else [])]
-    found = {probe.feature: _result(probe, *_send(client, endpoint, probe)) for probe in todo}
+    found = {}
+    for probe in todo:
+        found[probe.feature] = _result(probe, *_send(client, endpoint, probe))
+        answered.append(probe.feature)
     return engine, {"seed": (Served.NOT_SENT, SEED_NOT_SENT), **found}
 
 

@@ -366,6 +366,7 @@ def _compatibility(run: GateRun, contest: Contest, arms: Arms) -> CompatibilityT
             device=resolve_device(run.recipe.engine),
             folder=run.cache_dir / "compatibility",
             timeout_s=run.recipe.engine.request_timeout_s,
+            progress=run.progress_of("kinds of request"),
         )
 
 
