@@ -103,7 +103,7 @@ async def _measure(
             key = (client.endpoint.arm, concurrency)
             rounds.setdefault(key, []).append(await _round(client, chosen, concurrency))
             if progress is not None:
-                progress(f"speed of {key[0]} at {concurrency} in flight", num_done, len(plan))
+                progress(f"{key[0]} at {concurrency} in flight", num_done, len(plan))
     return {
         client.endpoint.arm: tuple(
             speed_point(level, rounds[client.endpoint.arm, level]) for level in levels

@@ -134,7 +134,7 @@ async def _measure(
             for answers, cache_salt in asks if number % 2 == 0 else reversed(asks):
                 answers.append(await client.stream(prompt, cache_salt=cache_salt))
             if progress is not None:
-                progress(f"warm prefix of {client.endpoint.arm}", number + 1, len(questions))
+                progress("questions", number + 1, len(questions))
     return cold, warm
 
 
