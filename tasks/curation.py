@@ -120,7 +120,7 @@ def render_and_validate(
             apply=apply,
         )
         clock.num_tokens = sum(finished.dataset.num_tokens.values())
-    shutil.rmtree(loop.run_dir / "curation", ignore_errors=True)  # the rows are in the data set now
+    shutil.rmtree(loop.run_dir / "curation", ignore_errors=True)  # the rows are in the dataset now
     loop.remember("dataset", finished.dataset)
     _publish(finished, collected, answers)
     return finished.dataset
