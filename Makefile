@@ -9,6 +9,7 @@ BUDGET ?=
 DEMO_TIMEOUT_S ?= 7200
 NAME ?=
 PYTEST_ARGS ?=
+PYTHON ?= python3.11
 
 # The demo counts its time from here, set-up included; its run is found again by its name.
 begun := $(shell date -u +%Y-%m-%dT%H:%M:%SZ)
@@ -23,7 +24,7 @@ show_report = where() { $(PY) -m components.services.where "$$1"; }; \
 	printf 'Prefect UI  %s\nMLflow UI   %s\n\n' "$$(where prefect_api_url | sed 's|/api$$||')" "$$(where mlflow_url)"; \
 	$(PY) -m components.reporting.show "$$(where state_dir)"
 
-.PHONY: help setup up down demo demo-target-change test test-long check bench clean
+.PHONY: help setup up down demo demo-target-change test test-long check bench docs clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -51,15 +52,24 @@ test: setup check ## checks, then unit, integration and end-to-end tests without
 test-long: setup check ## checks, then every test: faults, kills, several processes, target changes too
 	@$(PY) -m pytest $(PYTEST_ARGS) tests/unit tests/integration tests/e2e
 
-check: setup ## ruff, strict typing, import contracts
+check: setup ## ruff, strict typing, import contracts, links and names in the documents
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports
+	@$(PY) -m pytest -q --noconftest tests/unit/docs
 
 bench: setup ## one benchmark of tests/benchmarks (NAME=...), or all
 	@$(PY) -m tests.benchmarks.run $(NAME)
 
+docs: .venv-docs/done ## the documents as a site: site/index.html
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet && echo "site/index.html"
+
+.venv-docs/done: requirements-docs.txt
+	@rm -rf .venv-docs && $(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install -qq --no-deps --disable-pip-version-check -r requirements-docs.txt
+	@touch $@
+
 clean: down ## end the services; remove .venv, state and caches
-	@rm -rf .venv .dspark build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-docs site .dspark build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

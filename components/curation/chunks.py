@@ -36,6 +36,6 @@ def apply_here(work: Callable[[T], R], chunks: Iterable[T], /) -> Iterable[R]:
 
 def round_size(num_conversations: int, *, least: int) -> int:
     """Conversations to draw before they are judged: an eighth of those wanted, so that little is
-    drawn for nothing, and the same wherever the work is done, so that the data set is the same too.
+    drawn for nothing, and the same wherever the work is done, so that the dataset is the same too.
     """
     return max(least, min(MAX_ROUND, num_conversations // 8))

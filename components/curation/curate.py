@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 REPORT_INTERVAL_S = 4.0
 NUM_PROVEN_ROWS = 200
-"""Rows whose masked spans are decoded and compared with their answers; all of a small data set."""
+"""Rows whose masked spans are decoded and compared with their answers; all of a small dataset."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Finished:
-    """The data set, and what a reader of the run should see of its making."""
+    """The dataset, and what a reader of the run should see of its making."""
 
     dataset: DatasetRef
     funnel_plot: Path
@@ -179,14 +179,14 @@ def finish(
         target: whose template renders the rows and whose fingerprint binds them.
         held_out: the texts given to `collect`; validation checks again that none is repeated.
         max_model_len: longest row in tokens that the engines take.
-        output_dir: parent folder of all data sets.
+        output_dir: parent folder of all datasets.
         progress: called between the steps, and between the chunks of rendering.
         apply: where rendering runs.
 
     Raises:
         CurationError: rendering cannot be trusted (template missing or altered, a mask that does
             not read as its answers), or one side of the split is empty.
-        DatasetValidationError: a critical expectation failed. No data set is written; the Data Docs
+        DatasetValidationError: a critical expectation failed. No dataset is written; the Data Docs
             are kept.
     """
     renderer = load_renderer(target)

@@ -8,8 +8,8 @@ and k norms, which a Llama target lacks, stay at one.
 
 EAGLE-3's first layer reads two halves, the embedding of the token at hand and the state before it,
 where a layer of the target reads one stream that holds both. So half of its projections stands in
-each half, both behind that layer's norm: they read the mean of the two (docs/lab-notes.md has what
-other splits learn).
+each half, both behind that layer's norm: they read the mean of the two (docs/lab-notes/training.md
+has what other splits learn).
 """
 
 from __future__ import annotations

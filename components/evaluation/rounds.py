@@ -22,8 +22,8 @@ from components.evaluation.statistics.power import prompts_needed
 
 MIN_ROUND_SPREAD = 0.02
 """Standard deviation of one round's log ratio, at the least: the medians of five rounds of 48
-prompts on one engine still differed by 1.7 % from noise alone (docs/lab-notes.md, what measuring
-costs).
+prompts on one engine still differed by 1.7 % from noise alone (docs/lab-notes/gate.md, what
+measuring costs).
 """
 
 

@@ -1,4 +1,4 @@
-"""Samples on disk, by content: for data sets that are streamed more than once. Bounded,
+"""Samples on disk, by content: for datasets that are streamed more than once. Bounded,
 checksummed, never stale.
 
     <folder>/<first 16 of the identity's digest>/
@@ -10,7 +10,7 @@ Another target, layer list or dtype is another folder, so its states are never r
 key is a hash of the token ids. Every process writes files of its own, so a line torn by a kill is
 the last of its file.
 
-A full cache takes nothing more and evicts nothing: passes over a data set read everything once,
+A full cache takes nothing more and evicts nothing: passes over a dataset read everything once,
 each in an order of its own, and then the sample that was used longest ago is as likely to be the
 next as any other.
 """

@@ -139,7 +139,7 @@ class Receiver:
         if self._engines is None:
             raise StreamError(
                 f"sample {request.sample_id} is not among the cached states",
-                fix="Fill the cache over this data set with stream.mode: hybrid, or raise "
+                fix="Fill the cache over this dataset with stream.mode: hybrid, or raise "
                 "stream.cache_gib.",
             )
         while not self.credits.acquire(place.num_bytes, timeout_s=_TICK_S):

@@ -243,7 +243,7 @@ class HiddenStateStream:
             raise StreamError(
                 f"{len(missing)} of {len(wanted)} samples are not among the cached states",
                 got=f"first {missing[0]}",
-                fix="Fill the cache over this data set with stream.mode: hybrid, or raise "
+                fix="Fill the cache over this dataset with stream.mode: hybrid, or raise "
                 "stream.cache_gib.",
             )
 

@@ -5,9 +5,9 @@ it is (weights read, Python), c what each further row costs. Two loads of the pr
 Everything that is mostly imports, files and small Python (engines, trainer, reports) is counted in
 starts of the plain engine.
 
-The constants are those of the demo recipe's runs in docs/lab-notes.md (entries of 2026-11-30 and
-2026-12-01); a stage that takes longer than expected takes its time from training, whose limit is
-set when it begins (`plan.training_limit`).
+The constants are those of the demo recipe's runs in docs/lab-notes/whole-loop.md (entries of
+2026-11-30 and 2026-12-01); a stage that takes longer than expected takes its time from training,
+whose limit is set when it begins (`plan.training_limit`).
 """
 
 from __future__ import annotations

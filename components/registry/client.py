@@ -133,7 +133,7 @@ class Registry:
             self.call("log parameters", partial(self._client.log_batch, run_id, params=batch))
 
     def log_dataset(self, run_id: str, dataset: DatasetRef) -> None:
-        """Log the data set as an input of the run: digest, place, size; shown under the run's
+        """Log the dataset as an input of the run: digest, place, size; shown under the run's
         datasets in the UI.
         """
         profile = {
@@ -150,7 +150,7 @@ class Registry:
             profile=json.dumps(profile),
         )
         inputs = [DatasetInput(entity, tags=[InputTag("mlflow.data.context", "training")])]
-        self.call("log the data set", lambda: self._client.log_inputs(run_id, inputs))
+        self.call("log the dataset", lambda: self._client.log_inputs(run_id, inputs))
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set tags of a run."""

@@ -3,7 +3,7 @@ machine.
 
 oneDNN, under torch and vLLM, multiplies bfloat16 matrices on x86 from AVX-512 on (BW, DQ and VL),
 and on Arm with the bf16 extension. Elsewhere torch falls back to a loop without any: measured on
-AVX2, a quarter to an eighth of float32's rate (docs/lab-notes.md).
+AVX2, a quarter to an eighth of float32's rate (docs/lab-notes/whole-loop.md).
 """
 
 from __future__ import annotations

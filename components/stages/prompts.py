@@ -66,7 +66,7 @@ def load_prompts(
 
     Raises:
         EvaluationError: unknown slice, a source of one's own under a built-in name, a package,
-            file or data set that is missing, or fewer prompts than asked for.
+            file or dataset that is missing, or fewer prompts than asked for.
     """
     chosen: list[Prompt] = []
     for name, one in settings.slices.items():

@@ -10,7 +10,7 @@ the length limit in two thirds of the prompts.
 
 With noise 0.3 one prompt's paired log difference spreads by 0.06 to 0.10, with 0.4 by 0.07 to 0.13:
 pairs of demo drafters spread by 0.04 to 0.07 where trained alike, by 0.11 to 0.13 where one saw
-several times the data (docs/lab-notes.md).
+several times the data (docs/lab-notes/gate.md).
 
 Shapes: G gates, P prompts, L tokens of an answer.
 """

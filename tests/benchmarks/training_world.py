@@ -36,7 +36,7 @@ CACHE_GIB = 16.0
 
 @dataclass(frozen=True)
 class World:
-    """A target with its data set, all of whose states are in `cache_dir`."""
+    """A target with its dataset, all of whose states are in `cache_dir`."""
 
     recipe: Recipe
     target: TargetRef

@@ -1,5 +1,5 @@
 """Curation against a real vLLM engine on a tiny random target: prompts in, a validated on-policy
-data set out.
+dataset out.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A spool is written once, by appending, and then read like a tuple, by this process or another one:
 it pickles as the path of its file and its offsets. It is no archive: what is kept for good is the
-data set.
+dataset.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Great Expectations on a scalar frame derived from the rows: one line per conversation, never the
 tokens.
 
-Expectations are critical (the data set is not written) or warnings (it is written, and the result
+Expectations are critical (the dataset is not written) or warnings (it is written, and the result
 is reported). The checkpoint runs in an ephemeral context; only the Data Docs it builds are kept,
-beside the data set.
+beside the dataset.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def _raise_critical(findings: Sequence[Finding], docs: Path) -> None:
         rows = f" in {named}{f' and {more} more' if more > 0 else ''}" if named else ""
         parts.append(f"{finding.expectation}: {finding.observed}{rows}")
     raise DatasetValidationError(
-        "the data set fails its critical expectations",
+        "the dataset fails its critical expectations",
         got="; ".join(parts),
         fix=f"See the Data Docs: {docs}",
     )

@@ -1,4 +1,4 @@
-"""The funnel of a data set as a picture."""
+"""The funnel of a dataset as a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendered rows on their way into the data set: on disk as they come, read back in the order of
+"""Rendered rows on their way into the dataset: on disk as they come, read back in the order of
 their ids.
 
 Memory holds about 50 bytes a row (id, source, place), whatever its length.
@@ -26,7 +26,7 @@ _ID_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """One row as the data set holds it: `token_ids` int32 [T], `loss_mask` bool [T]."""
+    """One row as the dataset holds it: `token_ids` int32 [T], `loss_mask` bool [T]."""
 
     conversation_id: str
     source: str

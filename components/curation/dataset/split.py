@@ -2,7 +2,7 @@
 reordered.
 
 Near-duplicates are removed before the split, so no pair at or above the threshold can sit on both
-sides; `dedup.cross_similarity` measures that on the finished data set and an expectation holds it.
+sides; `dedup.cross_similarity` measures that on the finished dataset and an expectation holds it.
 """
 
 from __future__ import annotations

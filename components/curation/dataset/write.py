@@ -1,4 +1,4 @@
-"""The curated data set on disk, written atomically and verified when loaded.
+"""The curated dataset on disk, written atomically and verified when loaded.
 
 Layout, which the trainer reads by itself::
 
@@ -90,7 +90,7 @@ def write_dataset(
 
     Args:
         rows: of both sides; the spool's files are deleted.
-        output_dir: parent of all data sets; `staging` must lie inside it (see `staging_dir`).
+        output_dir: parent of all datasets; `staging` must lie inside it (see `staging_dir`).
         fingerprint: of the target that wrote the answers.
         funnel: counts of `funnel.Funnel`.
         manifest: further JSON-able entries (sources, recipe section, versions); they do not enter
@@ -98,7 +98,7 @@ def write_dataset(
         staging: may hold more files (Data Docs, quarantine), which are moved along.
 
     Returns:
-        The data set. If the very same one is there already, that one is verified and returned.
+        The dataset. If the very same one is there already, that one is verified and returned.
 
     Raises:
         CurationError: the folder of that digest holds something else.
@@ -125,7 +125,7 @@ def write_dataset(
 
 
 def load_dataset_ref(path: Path) -> DatasetRef:
-    """Read a data set's manifest and verify every shard against it.
+    """Read a dataset's manifest and verify every shard against it.
 
     Raises:
         CurationError: no manifest, another schema version, a missing or altered shard.
@@ -134,7 +134,7 @@ def load_dataset_ref(path: Path) -> DatasetRef:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
     except FileNotFoundError:
-        raise CurationError("not a curated data set: it has no manifest", got=path) from None
+        raise CurationError("not a curated dataset: it has no manifest", got=path) from None
     except ValueError as error:
         raise CurationError(f"{path / MANIFEST} is not JSON", got=error) from None
     if manifest.get("schema_version") != SCHEMA_VERSION:
@@ -146,11 +146,11 @@ def load_dataset_ref(path: Path) -> DatasetRef:
     for name, expected in manifest["shards"].items():
         if not (path / name).is_file():
             raise CurationError(
-                "a shard of the data set is missing", got=path / name, fix="Curate it again."
+                "a shard of the dataset is missing", got=path / name, fix="Curate it again."
             )
         if (found := digest_file(path / name)) != expected:
             raise CurationError(
-                f"shard {name} of data set {path.name} was altered",
+                f"shard {name} of dataset {path.name} was altered",
                 got=f"sha256 {found}",
                 expected=expected,
             )

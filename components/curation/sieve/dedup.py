@@ -10,7 +10,7 @@ With b bands of r rows a pair of similarity s is proposed with probability 1 - (
 
 Sketches are rensa's; bands, ids and 3-grams lie in a temporary SQLite database with a fixed page
 cache: memory is the same for a thousand texts and for millions. rensa's own table takes 2.2 KB a
-text (docs/lab-notes.md).
+text (docs/lab-notes/curation.md).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def open_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:
 
     Raises:
         CurationError: unknown package source or preset, a preset that is evaluation's, missing
-            file, or a data set that cannot be loaded.
+            file, or a dataset that cannot be loaded.
     """
     if source.kind == "package":
         return packages.package_rows(source.name, seed=seed, parts=source.parts)
@@ -169,10 +169,10 @@ def evaluation_texts(sources: Sequence[SourceSettings]) -> Iterator[str]:
 
 
 def rows_in_order(source: SourceSettings) -> Iterator[LocatedRow]:
-    """Located rows of a file, folder, preset or Hub data set, as they stand there, not shuffled.
+    """Located rows of a file, folder, preset or Hub dataset, as they stand there, not shuffled.
 
     Raises:
-        CurationError: unknown preset, missing file, or a data set that cannot be loaded.
+        CurationError: unknown preset, missing file, or a dataset that cannot be loaded.
     """
     return _file_rows(source) if source.kind == "file" else _hub_rows(source, seed=None)
 
@@ -343,7 +343,7 @@ def _hub_rows(source: SourceSettings, *, seed: int | None) -> Iterator[LocatedRo
         )
     except Exception as error:
         raise CurationError(
-            f"cannot load the data set of source '{source.name}'", got=f"{place.repo_id}: {error}"
+            f"cannot load the dataset of source '{source.name}'", got=f"{place.repo_id}: {error}"
         ) from error
     _check_column(rows.column_names, source=source, column=place.column)
     if seed is not None:
@@ -361,7 +361,7 @@ def _check_column(names: Sequence[str] | None, *, source: SourceSettings, column
     is_named = source.column is not None or source.kind == "preset"
     if is_named and names is not None and column not in names:
         raise CurationError(
-            f"the data set of source '{source.name}' has no column '{column}'",
+            f"the dataset of source '{source.name}' has no column '{column}'",
             got=", ".join(names),
             fix=f"Set curation.sources.{source.name}.column.",
         )

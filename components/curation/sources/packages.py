@@ -230,7 +230,7 @@ def _reasoning_gym(seed: int, parts: tuple[str, ...]) -> Iterator[LocatedRow]:
         raise _not_installed("reasoning_gym") from None
     if unknown := sorted(set(parts) - set(factory.DATASETS)):
         raise CurationError("source 'reasoning_gym' has no such generators", got=", ".join(unknown))
-    # An item's own seed is data set seed + index: both stay below the boundary.
+    # An item's own seed is dataset seed + index: both stay below the boundary.
     rng = random.Random(seed)
     starts = parts or GENERATORS
     while True:

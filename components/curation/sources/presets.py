@@ -1,4 +1,4 @@
-"""Public data sets by a short name: where they lie on the Hugging Face Hub, and which column holds
+"""Public datasets by a short name: where they lie on the Hugging Face Hub, and which column holds
 the prompts.
 
 A recipe's source with `preset: magpie` takes everything from here that it does not set itself.
@@ -6,7 +6,7 @@ Evaluation sets are presets, too, so that a recipe can keep them out of training
 (`decontaminate_against: [math500, mbpp]`); as a source of training prompts they are refused, unless
 their split is a training one.
 
-Columns and splits were read from the cards of the data sets and from
+Columns and splits were read from the cards of the datasets and from
 `speculators.data_generation.configs`.
 """
 
@@ -19,13 +19,13 @@ from components.errors import CurationError
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """One public data set.
+    """One public dataset.
 
     Attributes:
         repo_id: on the Hub.
         split: rows that are used.
         column: with messages, turns or a prompt.
-        subset: configuration of the data set, where it has several.
+        subset: configuration of the dataset, where it has several.
         licence: as the card states it.
         is_evaluation: whether other people's evaluations use this split.
     """

@@ -15,7 +15,7 @@ underconfident besides. Sequential temperature scaling corrects both, position b
 The temperature is Guo et al.'s (arXiv:1706.04599). The bias makes it Platt scaling (1999); a
 temperature alone leaves a score of one half where it is, and so cannot move the mean from one event
 to the other: on the demo's drafter it leaves an ECE of 0.020, with the bias it is 0.006
-(docs/lab-notes.md).
+(docs/lab-notes/drafter.md).
 
 Shapes: N blocks, K draft positions.
 """

@@ -2,9 +2,10 @@
 own control.
 
 **Greedy.** bf16 kernels round by batch shape, so two runs of one engine part at near-ties, and how
-often depends on the machine (47 of 48 equal on one load, 22 of 48 on another; docs/lab-notes.md). A
-drafter is lossless if it parts from the plain engine no otherwise than the plain engine parts from
-itself. Three claims, each at a third of the recipe's `losslessness_alpha`:
+often depends on the machine (47 of 48 equal on one load, 22 of 48 on another;
+docs/lab-notes/gate.md). A drafter is lossless if it parts from the plain engine no otherwise than
+the plain engine parts from itself. Three claims, each at a third of the recipe's
+`losslessness_alpha`:
 
 - *reach*: nowhere does the drafting engine choose a token whose margin rounding cannot bridge.
   Rounding reaches as far as it was seen to move any gap when the plain engine answered again, at

@@ -18,7 +18,7 @@ class SourceSettings(Settings):
         description="target: prompts that the target itself writes (curation/self_prompts.py)",
     )
     preset: str | None = Field(
-        default=None, description="a data set of curation/presets.py (kind: preset); None: name"
+        default=None, description="a dataset of curation/presets.py (kind: preset); None: name"
     )
     repo_id: str | None = Field(
         default=None, description="Hugging Face dataset id (kind: huggingface)"

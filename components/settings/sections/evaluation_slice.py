@@ -14,7 +14,7 @@ class SliceSettings(Settings):
     """A slice whose prompts come from a file, a folder or the Hugging Face Hub."""
 
     kind: Literal["file", "huggingface", "preset"] = Field(
-        description="Where the rows are: a file or folder, a Hub data set, or one that"
+        description="Where the rows are: a file or folder, a Hub dataset, or one that"
         " curation/presets.py knows by name."
     )
     num_prompts: int = Field(
@@ -27,17 +27,17 @@ class SliceSettings(Settings):
         description="JSONL, JSON, Parquet, Arrow or text file, or a folder of them (kind: file).",
     )
     repo_id: str | None = Field(
-        default=None, description="Id of a Hugging Face data set (kind: huggingface)."
+        default=None, description="Id of a Hugging Face dataset (kind: huggingface)."
     )
     preset: str | None = Field(
         default=None, description="Name of the preset (kind: preset). None: the slice's name."
     )
     subset: str | None = Field(
-        default=None, description="Configuration of a Hub data set that has several."
+        default=None, description="Configuration of a Hub dataset that has several."
     )
     revision: str | None = Field(
         default=None,
-        description="Commit, tag or branch of a Hub data set. Only a commit always measures the "
+        description="Commit, tag or branch of a Hub dataset. Only a commit always measures the "
         "same prompts.",
     )
     split: str | None = Field(default=None, description="None: the preset's, else train.")

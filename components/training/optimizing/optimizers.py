@@ -4,8 +4,8 @@ AdamW for the rest.
 Muon (Jordan et al. 2024) orthogonalises the momentum of each weight matrix by five Newton-Schulz
 iterations. With the update's RMS matched to AdamW's (Liu et al. 2025, arXiv 2502.16982, 2.2) both
 take the same learning rate. On the demo's drafter it learned more from one pass over the data than
-AdamW did, and no more from three (docs/lab-notes.md). The iterations cost the same whatever the
-step's size, there as much as a step on about 500 tokens.
+AdamW did, and no more from three (docs/lab-notes/training.md). The iterations cost the same
+whatever the step's size, there as much as a step on about 500 tokens.
 """
 
 from __future__ import annotations

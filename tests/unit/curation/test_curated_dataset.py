@@ -1,4 +1,4 @@
-"""The data set on disk, its expectations, and the steps from prompts to it."""
+"""The dataset on disk, its expectations, and the steps from prompts to it."""
 
 from __future__ import annotations
 

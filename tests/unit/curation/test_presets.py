@@ -1,4 +1,4 @@
-"""Presets on small data sets of the same schema, and the other file formats."""
+"""Presets on small datasets of the same schema, and the other file formats."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ ROWS: dict[str, Any] = {
 
 
 def publish(folder: Path, preset: str, rows: Sequence[dict[str, Any]]) -> SourceSettings:
-    """A data set repository with the preset's subset and split, as the Hub describes them in its
+    """A dataset repository with the preset's subset and split, as the Hub describes them in its
     card.
     """
     place = PRESETS[preset]

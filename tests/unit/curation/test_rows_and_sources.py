@@ -435,7 +435,7 @@ def test_hugging_face_datasets_are_streamed_from_wherever_they_lie(tmp_path: Pat
 
 def test_a_dataset_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     source = {"name": "hub", "kind": "huggingface", "repo_id": str(tmp_path / "nothing")}
-    with pytest.raises(CurationError, match="cannot load the data set of source 'hub'"):
+    with pytest.raises(CurationError, match="cannot load the dataset of source 'hub'"):
         list(load_conversations(settings(source)))
 
 
