@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from documents import REPO_DIR, Document, documents, read_document
+from tests.support.documents import REPO_DIR, Document, documents, read_document
 
 from components.errors import ConfigError
 from components.settings import CONFIGS_DIR, Recipe, ServicesSettings, load_recipe
