@@ -14,6 +14,7 @@ import psutil
 from pydantic import Field
 
 from components.contracts import Record
+from components.system.guard import process_start
 
 RUN_VARIABLE = "DSPARK_SERVICES_RUN"
 STOP_TIMEOUT_S = 30.0
@@ -21,26 +22,31 @@ KILL_TIMEOUT_S = 10.0
 
 
 class ProcessIdentity(Record):
-    """A process that cannot be confused with a later one of the same pid."""
+    """A process that cannot be confused with a later one of the same pid.
+
+    Its start is told in the kernel's ticks since boot. Seconds since the epoch would not do: they
+    are reckoned from the wall clock, which is corrected by a second every so often, and services
+    that had been up for an hour were then taken for gone.
+    """
 
     pid: int
-    started_at_s: float = Field(
-        description="start time, seconds since the epoch, as the kernel tells it"
-    )
+    start_ticks: int = Field(description="clock ticks from boot to its start, as the kernel tells")
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
         """Identity of a running process. Raises psutil.NoSuchProcess when there is none."""
-        return cls(pid=pid, started_at_s=psutil.Process(pid).create_time())
+        start_ticks = process_start(pid)
+        if start_ticks is None:
+            raise psutil.NoSuchProcess(pid)
+        return cls(pid=pid, start_ticks=start_ticks)
 
     def find(self) -> psutil.Process | None:
         """The process, if it still runs and is the one recorded (a zombie counts as ended)."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started_at_s) < 1.0
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
+        return process if process_start(self.pid) == self.start_ticks else None
 
 
 def run_processes(run_id: str) -> list[psutil.Process]:

@@ -22,13 +22,13 @@ from components.contracts import ArmEndpoint, CanaryReport, CanaryStep
 from components.errors import ConfigError, RolloutError, SplitterError
 from components.reporting.plots import canary_weights
 from components.services.haproxy import render_haproxy_config
-from components.serving.engines import guard
 from components.serving.engines.command import EngineSpec
 from components.serving.engines.engine import Engine, start_engines
 from components.serving.rollout.rollout import run_canary
 from components.serving.rollout.splitter import Splitter
 from components.serving.rollout.traffic import RequestRecord, replay
 from components.settings import CanarySettings, EngineSettings, ServicesSettings
+from components.system import guard
 from components.system.ports import free_port
 
 pytestmark = pytest.mark.integration

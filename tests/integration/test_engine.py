@@ -19,10 +19,10 @@ import pytest
 
 from components.contracts import TargetFingerprint
 from components.errors import EngineError, PortInUseError
-from components.serving.engines import guard
 from components.serving.engines.command import EngineSpec
 from components.serving.engines.engine import Engine, spec_decode_counters, stop_engine
 from components.settings import EngineSettings
+from components.system import guard
 from components.system.ports import free_port
 
 pytestmark = pytest.mark.integration

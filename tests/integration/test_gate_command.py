@@ -15,11 +15,11 @@ from components.contracts import AcceptanceReport, CheckpointRef, GateDecision
 from components.drafter.build import build_drafter
 from components.drafter.checkpoint import export_checkpoint
 from components.evaluation.acceptance import expected_counters
-from components.serving.engines import guard
 from components.serving.engines.engine import Engine
 from components.settings import DrafterSettings, load_recipe
 from components.stages.gate import conduct as gate_stage
 from components.stages.gate.command import main as gate_main
+from components.system import guard
 from components.targets.fingerprint import make_target_ref
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

@@ -29,7 +29,6 @@ from components.contracts import (
     TargetFingerprint,
 )
 from components.errors import EngineError, FingerprintMismatchError, PortInUseError
-from components.serving.engines import guard
 from components.serving.engines.command import (
     HOST,
     NOT_INHERITED,
@@ -37,6 +36,7 @@ from components.serving.engines.command import (
     engine_command,
     engine_environment,
 )
+from components.system import guard
 from components.system.ports import free_port, is_free
 
 STOP_GRACE_S = 10.0

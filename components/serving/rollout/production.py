@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 
 from components.contracts import Arm, ArmEndpoint, Record, TargetFingerprint
-from components.serving.engines import guard
 from components.serving.engines.engine import Engine, EngineIdentity, stop_engine
+from components.system import guard
 
 RECORD_NAME = "production.json"
 

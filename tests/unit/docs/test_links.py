@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 
 import pytest
-from tests.support.documents import REPO_DIR, Document, anchors, documents, read_document, repository_files
+
+from tests.support.documents import (
+    REPO_DIR,
+    Document,
+    anchors,
+    documents,
+    read_document,
+    repository_files,
+)
 
 GENERATED = {"docs/settings.md"}
 """Pages that a command writes: a link to one of them may be ahead of it."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.documents import REPO_DIR, Document, documents, read_document
 
 from components.errors import ConfigError
 from components.settings import CONFIGS_DIR, Recipe, ServicesSettings, load_recipe
+from tests.support.documents import REPO_DIR, Document, documents, read_document
 
 NOW = tuple(document for document in documents() if not document.is_record)
 """Documents of how things are; records keep the names of their day."""

@@ -39,7 +39,7 @@ def test_missing_state_says_to_run_make_up(tmp_path: Path) -> None:
 
 
 def test_a_recycled_pid_does_not_count_as_up(tmp_path: Path) -> None:
-    _write(tmp_path, ProcessIdentity(pid=os.getpid(), started_at_s=1.0))
+    _write(tmp_path, ProcessIdentity(pid=os.getpid(), start_ticks=1))
     with pytest.raises(ServiceError, match="not up"):
         load_endpoints(tmp_path)
 

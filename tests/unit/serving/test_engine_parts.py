@@ -14,7 +14,6 @@ import pytest
 
 from components.contracts import FINGERPRINT_FILE, CheckpointRef, TargetFingerprint
 from components.errors import ConfigError, FingerprintMismatchError, PortInUseError
-from components.serving.engines import guard
 from components.serving.engines.command import EngineSpec
 from components.serving.engines.engine import (
     Engine,
@@ -25,6 +24,7 @@ from components.serving.engines.engine import (
     telling_lines,
 )
 from components.settings import EngineSettings
+from components.system import guard
 
 FINGERPRINT = TargetFingerprint(
     weights="0" * 64, quantization="1" * 64, tokenizer="2" * 64, serving="3" * 64

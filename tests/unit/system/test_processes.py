@@ -6,6 +6,9 @@ import os
 import subprocess
 import uuid
 
+import psutil
+import pytest
+
 from components.system.processes import RUN_VARIABLE, ProcessIdentity, run_processes, stop_run
 
 
@@ -40,7 +43,17 @@ def test_a_recycled_supervisor_pid_is_never_signalled() -> None:
     try:
         stop_run(uuid.uuid4().hex, supervisor=ProcessIdentity.of(other.pid))
         assert other.poll() is None, "same pid and start time, but another run's environment"
-        assert ProcessIdentity(pid=other.pid, started_at_s=1.0).find() is None
+        assert ProcessIdentity(pid=other.pid, start_ticks=1).find() is None
     finally:
         other.kill()
         other.wait()
+
+
+def test_a_corrected_clock_makes_no_other_process_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The wall clock was set a second on since: seconds since the epoch tell another start.
+    identity = ProcessIdentity.of(os.getpid())
+    told = psutil.Process().create_time()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _process: told + 1.0)
+    found = identity.find()
+    assert found is not None and found.pid == os.getpid()
+    assert identity == ProcessIdentity.of(os.getpid())
