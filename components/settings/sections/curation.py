@@ -126,7 +126,7 @@ class CurationSettings(Settings):
         ge=0,
         le=1,
         description="Share of a prompt's letters that must be ASCII; raise it for targets that"
-        " know one script only. 0 checks nothing.",
+        " know one script only. At 0 nothing is checked.",
     )
     languages: tuple[str, ...] = Field(
         default=(),

@@ -19,8 +19,9 @@ class DrafterSettings(Settings):
 
     algorithm: Literal["dspark", "dflash", "eagle3"] = Field(
         default="dspark",
-        description="`dspark` drafts a block in one pass with Markov and confidence heads,"
-        " `dflash` does so without heads, and `eagle3` runs its layers once per draft token.",
+        description="Kind of drafter: `dspark` drafts a block in one pass with Markov and"
+        " confidence heads, `dflash` does so without heads, and `eagle3` runs its layers once per"
+        " draft token.",
     )
     num_layers: int = Field(
         default=2,
@@ -66,9 +67,9 @@ class DrafterSettings(Settings):
     )
     start: Literal["plain", "target_layers"] = Field(
         default="plain",
-        description="`plain` starts from random weights; `target_layers` copies the target's"
-        " layers named in `start_layers`, which learns several times faster and needs a target"
-        " whose layers have the drafter's shape.",
+        description="What the layers start from: `plain` takes random weights, `target_layers`"
+        " copies those layers of the target that `start_layers` names. The copy learns several"
+        " times faster and needs a target whose layers have the drafter's shape.",
     )
     start_layers: tuple[int, ...] = Field(
         default=(),
@@ -90,9 +91,9 @@ class DrafterSettings(Settings):
     )
     markov_start: Literal["random", "bigrams"] = Field(
         default="random",
-        description="`bigrams` starts the Markov head from the target's own log p(next | previous)"
-        " at the head's rank, so that it proposes from the first step; it needs a Markov head and"
-        " at most 65,536 draft tokens.",
+        description="What the Markov head starts from: random weights, or with `bigrams` the"
+        " target's own log p(next | previous) at the head's rank, so that it proposes from the"
+        " first step. The latter needs a Markov head and at most 65,536 draft tokens.",
     )
     mask_token_id: int | None = Field(
         default=None,

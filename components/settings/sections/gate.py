@@ -93,7 +93,7 @@ class GateSettings(Settings):
         default=1,
         ge=1,
         description="Load, in requests in flight, that `min_speedup` is about; it must be among"
-        " `evaluation.speed_concurrency`.",
+        " `evaluation.speed_concurrency` unless that is null.",
     )
     min_speedup: float | None = Field(
         default=1.0,

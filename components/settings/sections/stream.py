@@ -87,9 +87,9 @@ class StreamSettings(Settings):
     )
     mode: Literal["online", "hybrid", "offline"] = Field(
         default="online",
-        description="`online` keeps nothing on disk; `hybrid` keeps samples in `cache_dir` and"
-        " reads from there what comes again; `offline` reads everything from there, without an"
-        " engine.",
+        description="Where samples come from: `online` streams all of them and keeps nothing on"
+        " disk; `hybrid` keeps them in `cache_dir` and reads from there what comes again;"
+        " `offline` reads everything from there, without an engine.",
     )
     cache_dir: str | None = Field(
         default=None,

@@ -53,7 +53,7 @@ class TargetSettings(Settings):
     revision: str | None = Field(
         default=None,
         description="Commit, tag or branch of the Hub model; null takes its main branch. Anything"
-        " but a commit is warned of, because it may move; then each look finds what it is now.",
+        " but a commit is warned of, because it may move; the watch then follows it.",
     )
     path: str | None = Field(
         default=None,

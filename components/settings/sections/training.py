@@ -70,13 +70,14 @@ class TrainingSettings(Settings):
     )
     gradient_checkpointing: bool = Field(
         default=False,
-        description="Compute each draft layer again going backward: less memory, more time. Not"
-        " for eagle3.",
+        description="Compute each draft layer again going backward: less memory, more time."
+        " Training of eagle3 refuses it.",
     )
     optimizer: Literal["adamw", "muon"] = Field(
         default="adamw",
-        description="`adamw` for all weights, or `muon` for the matrices of the backbone with"
-        " AdamW for the rest; muon learns more of a single pass and costs more per step.",
+        description="Optimizer of the weights: `adamw` for all of them, or `muon` for the matrices"
+        " of the backbone with AdamW for the rest. Muon learns more of a single pass and costs more"
+        " per step.",
     )
     learning_rate: float = Field(
         default=6e-4,
