@@ -141,7 +141,8 @@ class TrainingSettings(Settings):
     mixed_precision: Literal["no", "bf16", "native"] = Field(
         default="bf16",
         description="Format of the trainer's matrix products; `native` is bf16 where this machine"
-        " multiplies matrices in it (a GPU, AVX-512, Arm with bf16), else no.",
+        " multiplies matrices in it (a GPU, AVX-512, Arm with bf16), else no."
+        ' In YAML it has to be written `"no"`: without quotes that word is false.',
     )
     num_processes: int = Field(
         default=1,
@@ -193,8 +194,8 @@ class TrainingSettings(Settings):
     log_every_steps: int = Field(
         default=10,
         ge=1,
-        description="Optimizer steps that each point of the training curve, here and in MLflow, is"
-        " the mean of.",
+        description="Optimizer steps that each point of the training curve, in the result and in"
+        " MLflow, is the mean of.",
     )
     seed: int = Field(
         default=0,
