@@ -24,7 +24,7 @@ show_report = where() { $(PY) -m components.services.where "$$1"; }; \
 	printf 'Prefect UI  %s\nMLflow UI   %s\n\n' "$$(where prefect_api_url | sed 's|/api$$||')" "$$(where mlflow_url)"; \
 	$(PY) -m components.reporting.show "$$(where state_dir)"
 
-.PHONY: help setup up down demo demo-target-change test test-long check bench docs clean
+.PHONY: help setup up down demo demo-target-change test test-long check docs docs-settings bench clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -52,12 +52,16 @@ test: setup check ## checks, then unit, integration and end-to-end tests without
 test-long: setup check ## checks, then every test: faults, kills, several processes, target changes too
 	@$(PY) -m pytest $(PYTEST_ARGS) tests/unit tests/integration tests/e2e
 
-check: setup ## ruff, strict typing, import contracts, links and names in the documents
+check: setup ## ruff, strict typing, import contracts, documents: links, names, settings
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports
 	@$(PY) -m pytest -q --noconftest tests/unit/docs
+	@$(PY) -m components.settings.document --check
+
+docs-settings: setup ## write docs/settings.md from the models of components/settings
+	@$(PY) -m components.settings.document
 
 bench: setup ## one benchmark of tests/benchmarks (NAME=...), or all
 	@$(PY) -m tests.benchmarks.run $(NAME)

@@ -21,22 +21,52 @@ from components.settings.sections.watch import WatchSettings
 
 
 class Recipe(Settings):
-    """Everything the loop needs to know about one target."""
+    """Everything the loop needs to know about one target: one YAML file in `configs/`."""
 
-    name: str
-    target: TargetSettings
-    engine: EngineSettings = EngineSettings()
-    curation: CurationSettings
-    stream: StreamSettings
-    drafter: DrafterSettings = DrafterSettings()
-    training: TrainingSettings = TrainingSettings()
-    evaluation: EvaluationSettings
-    gate: GateSettings = GateSettings()
-    canary: CanarySettings = CanarySettings()
-    watch: WatchSettings = WatchSettings()
+    name: str = Field(
+        description="Name of the recipe: its deployments in `prefect.yaml` bear it, as in"
+        " `drafter-lifecycle/<name>`, and reports and decisions are bound to it."
+    )
+    target: TargetSettings = Field(
+        description="The model that is drafted for, and where its weights come from."
+    )
+    engine: EngineSettings = Field(
+        default=EngineSettings(),
+        description="How vLLM is started, for all engines of the recipe.",
+    )
+    curation: CurationSettings = Field(
+        description="Where prompts come from, and which of them become the training dataset."
+    )
+    stream: StreamSettings = Field(
+        description="Which hidden states the trainer gets, and how they travel."
+    )
+    drafter: DrafterSettings = Field(
+        default=DrafterSettings(),
+        description="Shape of the drafter, and where its weights start.",
+    )
+    training: TrainingSettings = Field(
+        default=TrainingSettings(),
+        description="How the drafter is trained, and for how long.",
+    )
+    evaluation: EvaluationSettings = Field(
+        description="What is measured of the drafter as it is served."
+    )
+    gate: GateSettings = Field(
+        default=GateSettings(),
+        description="The rules that a measured drafter must pass.",
+    )
+    canary: CanarySettings = Field(
+        default=CanarySettings(),
+        description="How a release takes over the traffic, and what turns it back.",
+    )
+    watch: WatchSettings = Field(
+        default=WatchSettings(),
+        description="Where a changed target appears, and when the old drafter may stay.",
+    )
     pace: PaceSettings | None = Field(
         default=None,
-        description="Amounts by what the machine does. None: the recipe's own, whatever they take.",
+        description="Time that a run has, with what it may do less of to keep it; null does the"
+        " recipe's own amounts, however long they take.",
     )
 
     @model_validator(mode="after")

@@ -8,22 +8,55 @@ from components.settings.base import Settings
 
 
 class ServicesSettings(Settings):
-    """Ports and folders of the services that `make up` runs. Port 0 takes a free one at `up`."""
+    """Ports and folders of the services that `make up` runs.
 
-    host: str = "127.0.0.1"
+    Port 0 takes a free one at `make up`; the resolved ports are in `<state_dir>/services.json`.
+    Another file than `configs/services.yaml` is read where the variable DSPARK_SERVICES names one.
+    """
+
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address that the services listen on and are reached at; engines always listen"
+        " on loopback.",
+    )
     state_dir: str = Field(
-        default=".dspark", description="databases, caches, logs, artifacts; relative to the repo"
+        default=".dspark",
+        description="Folder of databases, caches, datasets, runs and logs, relative to the"
+        " repository; the variable DSPARK_STATE_DIR wins over it.",
     )
-    prefect_port: int = 4200
-    mlflow_port: int = 5000
-    mooncake_rpc_port: int = 50051
-    mooncake_metrics_port: int = 9003
+    prefect_port: int = Field(
+        default=4200, description="Port of the Prefect server and of its web page."
+    )
+    mlflow_port: int = Field(
+        default=5000, description="Port of the MLflow server and of its web page."
+    )
+    mooncake_rpc_port: int = Field(
+        default=50051,
+        description="Port of the Mooncake master, which engines and trainers ask for samples.",
+    )
+    mooncake_metrics_port: int = Field(
+        default=9003, description="Port of the Mooncake master's metrics."
+    )
     mooncake_segment_mib: int = Field(
-        default=512, ge=64, description="store memory an extraction engine contributes"
+        default=512,
+        ge=64,
+        description="Memory in MiB that an extraction engine gives to the store; it must be a"
+        " little more than seven sixteenths of `stream.budget_mib`.",
     )
-    haproxy_port: int = Field(default=8080, description="where clients send chat completions")
-    haproxy_stats_port: int = 8404
+    haproxy_port: int = Field(
+        default=8080, description="Port that clients send chat completions to."
+    )
+    haproxy_stats_port: int = Field(
+        default=8404, description="Port of HAProxy's statistics page and metrics."
+    )
     engine_port_base: int = Field(
-        default=8100, description="engines take this port and the next ones, if free"
+        default=8100,
+        description="First port that is tried for an engine; each further one takes the next that"
+        " is free.",
     )
-    startup_timeout_s: float = Field(default=120, gt=0)
+    startup_timeout_s: float = Field(
+        default=120,
+        gt=0,
+        description="Seconds within which all services must be healthy at `make up`, before it"
+        " gives up and ends them again.",
+    )

@@ -18,6 +18,7 @@ from components.settings.sections.engine import EngineSettings
 from components.settings.sections.evaluation import EvaluationSettings
 from components.settings.sections.evaluation_slice import SliceSettings, WarmPrefixSettings
 from components.settings.sections.gate import GateSettings
+from components.settings.sections.pace import PaceSettings
 from components.settings.sections.stream import StreamSettings
 from components.settings.sections.target import TargetSettings
 from components.settings.sections.training import TrainingSettings
@@ -37,6 +38,7 @@ SECTIONS: tuple[type[Settings], ...] = (
     GateSettings,
     CanarySettings,
     WatchSettings,
+    PaceSettings,
 )
 
 

@@ -101,7 +101,7 @@ def render_and_validate(
             apply=apply,
         )
         clock.num_tokens = sum(finished.dataset.num_tokens.values())
-    shutil.rmtree(run.run_dir / "curation", ignore_errors=True)  # the rows are in the data set now
+    shutil.rmtree(run.run_dir / "curation", ignore_errors=True)  # the rows are in the dataset now
     run.remember("dataset", finished.dataset)
     _publish(run, finished, collected, answers)
     return finished.dataset

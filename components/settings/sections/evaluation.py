@@ -25,7 +25,11 @@ one that was meant."""
 
 
 class EvaluationSettings(Settings):
-    """What is measured on vLLM as served."""
+    """What is measured of the drafters as vLLM serves them: the evidence that the gate decides on.
+
+    Every arm (candidate, champion, no draft) answers the same prompts. Further temperatures, draft
+    lengths and rivals cost time and, but for the temperatures, one more engine each.
+    """
 
     slices: dict[str, Slice] = Field(
         description="Prompts per held-out slice: a number for a built-in one (mt_bench, humaneval,"
@@ -34,87 +38,111 @@ class EvaluationSettings(Settings):
     )
     warm_prefix: WarmPrefixSettings | None = Field(
         default=None,
-        description="Questions on one long shared prefix, cold and warm, for each arm. None: "
-        "not measured.",
+        description="Questions on one long shared prefix, cold and warm, for each arm; null does"
+        " not measure them.",
     )
-    max_tokens: int = Field(default=96, ge=8)
+    max_tokens: int = Field(
+        default=96,
+        ge=8,
+        description="Longest answer in tokens, wherever acceptance or speed is measured.",
+    )
     temperatures: tuple[float, ...] = Field(
         default=(0.0,),
         min_length=1,
-        description="the first is measured in full, the others on num_sampled_prompts",
+        description="Sampling temperatures: the first is measured in full, the others on"
+        " `num_sampled_prompts` prompts. Above 0 outputs are compared by draws.",
     )
     num_sampled_prompts: int = Field(
-        default=16, ge=2, description="prompts, of all slices, per further temperature or length"
+        default=16,
+        ge=2,
+        description="Prompts, spread over all slices, for each further temperature and each of"
+        " `draft_lengths`.",
     )
     acceptance_concurrency: int = Field(
-        default=4, ge=1, description="requests in flight while acceptance is measured"
+        default=4,
+        ge=1,
+        description="Requests in flight while acceptance and draws are measured.",
     )
-    speed_concurrency: tuple[int, ...] = (1, 4, 8)
+    speed_concurrency: tuple[int, ...] = Field(
+        default=(1, 4, 8),
+        description="Loads that speed is measured at, in requests in flight; the schedule of draft"
+        " tokens is chosen from them, so name those that production sees.",
+    )
     speed_requests: int = Field(
         default=4,
         ge=1,
-        description="Requests per arm and round, each round other prompts; a round with more in "
-        "flight sends as many as"
-        " those.",
+        description="Requests per arm and round, each round other prompts; a round with more in"
+        " flight sends as many as those.",
     )
     speed_repeats: int = Field(
         default=6,
         ge=1,
-        description="Interleaved rounds at each concurrency. They are the units of "
-        "gate.min_speedup: one round decides"
-        " nothing, and many small ones decide more than a few large ones. Medians are shown.",
+        description="Interleaved rounds at each load. They are the units of `gate.min_speedup`:"
+        " one round decides nothing, and many small ones decide more than a few large ones."
+        " Medians are shown.",
     )
     draft_lengths: tuple[int, ...] = Field(
         default=(),
-        description="numbers of draft tokens below the drafter's own to measure too, each on "
-        "one more engine:"
-        " acceptance over num_sampled_prompts, and speed; the shipped schedule takes the "
-        "fastest at each load",
+        description="Numbers of draft tokens below the drafter's own to measure too, each on one"
+        " more engine: acceptance over `num_sampled_prompts`, and speed. The release's schedule"
+        " takes the fastest at each load.",
     )
     rivals: tuple[RivalMethod, ...] = Field(
         default=(),
-        description="ways of drafting without a drafter to measure beside the candidate, "
-        "each on one"
-        " more engine over all prompts: ngram, and suffix, which needs the package "
-        "arctic-inference",
+        description="Ways of drafting without a drafter to measure beside the candidate, each on"
+        " one more engine over all prompts: `ngram`, and `suffix`, which needs the package"
+        " arctic-inference. What comes of it is told and decides nothing.",
     )
     rival_draft_tokens: int = Field(
-        default=5, ge=1, description="most draft tokens of a rival per target step"
+        default=5,
+        ge=1,
+        description="Most draft tokens of a rival per target step.",
     )
     ngram_lookup: tuple[int, int] = Field(
         default=(2, 5),
-        description="shortest and longest run of tokens that the ngram rival looks up",
+        description="Shortest and longest run of tokens that the rival `ngram` looks up.",
     )
     num_untrained_prompts: int = Field(
-        default=8, ge=0, description="prompts the untrained drafter is measured on"
+        default=8,
+        ge=0,
+        description="Least number of prompts that the untrained drafter is measured on, to show"
+        " what training is worth; 0 does not measure it and saves an engine's start.",
     )
     num_gap_prompts: int = Field(
         default=16,
         ge=1,
-        description="prompts, of all slices, for gate.max_train_served_gap, where that is set",
+        description="Least number of prompts, spread over all slices, for"
+        " `gate.max_train_served_gap`, where that is set.",
     )
     max_excluded_share: float = Field(
-        default=0.1, ge=0, lt=1, description="prompts the engine may refuse as too long"
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="Share of the prompts that the engine may refuse as too long; they are left"
+        " out of every arm, and more of them are an error.",
     )
     measure_schedule: bool = Field(
         default=False,
-        description="measure the speed of the schedule that would be shipped, on one more engine",
+        description="Whether the speed of the schedule that would be shipped is measured itself,"
+        " on one more engine; without that it is taken from the lengths it is made of.",
     )
     prompts_per_checkpoint: int = Field(
         default=64,
         ge=1,
-        description="kept and checked together: what an engine that dies costs at most",
+        description="Prompts that are checked and kept together while acceptance is measured: what"
+        " an engine that dies costs at most.",
     )
-
     num_draw_prompts: int = Field(
         default=4,
         ge=1,
-        description="Prompts whose first tokens are drawn many times at each temperature above "
-        "0, with the drafter and"
-        " without it, for the test of losslessness there.",
+        description="Prompts whose first tokens are drawn many times at each temperature above 0,"
+        " with the drafter and without it, for the test of losslessness there.",
     )
     num_draws: int = Field(
-        default=128, ge=20, description="Draws of each of those prompts on each of the two engines."
+        default=128,
+        ge=20,
+        description="Draws of each of those prompts on each of the two engines; more find smaller"
+        " differences.",
     )
     draw_tokens: int = Field(
         default=4,

@@ -10,26 +10,55 @@ from components.settings.base import Settings
 
 
 class TargetSettings(Settings):
-    """Where the target's weights come from."""
+    """The model that the drafter is bound to, and where its weights come from.
+
+    A `package` target needs `package`, `package_version`, `package_file` and `sha256`; a
+    `huggingface` one needs `repo_id`; a `local` one needs `path`.
+    """
 
     name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9.-]*$", description="short name; the model is '<name>-drafter'"
+        pattern=r"^[a-z0-9][a-z0-9.-]*$",
+        description="Short name of the target: clients send it as `model`, releases are registered"
+        " as `<name>-drafter`, and folders of the state folder bear it.",
     )
-    source: Literal["package", "huggingface", "local"]
+    source: Literal["package", "huggingface", "local"] = Field(
+        description="Where the weights are: in a GGUF file that an installed Python package ships,"
+        " on the Hugging Face Hub, or in a folder of this machine."
+    )
     package: str | None = Field(
-        default=None, description="distribution that ships a GGUF file (source: package)"
+        default=None,
+        description="Name of the installed distribution that ships the GGUF file; read for source"
+        " `package` only.",
     )
-    package_version: str | None = None
+    package_version: str | None = Field(
+        default=None,
+        description="Version that the distribution must have; another one is an error that says"
+        " what to install.",
+    )
     package_file: str | None = Field(
-        default=None, description="path of the GGUF file inside the distribution"
+        default=None,
+        description="Path of the GGUF file inside the distribution; it is converted to safetensors"
+        " once and kept in the state folder.",
     )
-    sha256: str | None = Field(default=None, description="of the GGUF file, 64 hex digits")
-    repo_id: str | None = Field(default=None, description="Hugging Face id (source: huggingface)")
+    sha256: str | None = Field(
+        default=None,
+        description="SHA-256 of the GGUF file as 64 hex digits; a file with another one is"
+        " refused.",
+    )
+    repo_id: str | None = Field(
+        default=None,
+        description="Id of the model on the Hugging Face Hub, as `Qwen/Qwen3-8B`; read for source"
+        " `huggingface` only.",
+    )
     revision: str | None = Field(
-        default=None, description="commit or tag; a moving branch is allowed but warned of"
+        default=None,
+        description="Commit, tag or branch of the Hub model; null takes its main branch. Anything"
+        " but a commit is warned of, because it may move; the watch then follows it.",
     )
     path: str | None = Field(
-        default=None, description="local folder with safetensors (source: local)"
+        default=None,
+        description="Folder with config.json, safetensors and tokenizer; read for source `local`"
+        " only, and used where it is.",
     )
 
     @model_validator(mode="after")

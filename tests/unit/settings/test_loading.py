@@ -48,6 +48,12 @@ def test_a_mistyped_key_names_the_nearest_known_one(tmp_path: Path) -> None:
         load_recipe(path)
 
 
+def test_a_mistyped_key_of_an_optional_section_names_the_nearest_one_too(tmp_path: Path) -> None:
+    path = changed_demo(tmp_path, pace={"probe_stps": 2})
+    with pytest.raises(ConfigError, match=r"pace\.probe_stps \(did you mean 'probe_steps'\?\)"):
+        load_recipe(path)
+
+
 def test_a_mistyped_key_in_a_budget_is_found_before_it_is_used(tmp_path: Path) -> None:
     path = changed_demo(tmp_path, budgets={"full": {"curation": {"num_convs": 3}}})
     with pytest.raises(ConfigError, match=r"budget full.*unknown key curation\.num_convs"):
