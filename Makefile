@@ -58,10 +58,10 @@ check: setup ## ruff, strict typing, import contracts, documents: links, names, 
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports
 	@$(PY) -m pytest -q --noconftest tests/unit/docs
-	@$(PY) -m components.settings.document --check
+	@$(PY) -m components.reporting.settings_document --check
 
 docs-settings: setup ## write docs/settings.md from the models of components/settings
-	@$(PY) -m components.settings.document
+	@$(PY) -m components.reporting.settings_document
 
 bench: setup ## one benchmark of tests/benchmarks (NAME=...), or all
 	@$(PY) -m tests.benchmarks.run $(NAME)

@@ -1,4 +1,4 @@
-"""`docs/settings.md`, made from the models: `python -m components.settings.document`.
+"""`docs/settings.md`, made from the models: `python -m components.reporting.settings_document`.
 
 With `--check` nothing is written, and a file that is not what the models say is an error.
 """
@@ -204,7 +204,8 @@ def main(arguments: list[str] | None = None) -> int:
         ConfigError: with `--check`, the file is missing or is not what the models say.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m components.settings.document", description="Write docs/settings.md."
+        prog="python -m components.reporting.settings_document",
+        description="Write docs/settings.md.",
     )
     parser.add_argument("--check", action="store_true", help="compare it, and write nothing")
     options = parser.parse_args(arguments)
