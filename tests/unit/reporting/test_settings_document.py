@@ -13,7 +13,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from components.errors import run_main
-from components.settings import Recipe, ServicesSettings, Settings, document
+from components.reporting import settings_document as document
+from components.settings import Recipe, ServicesSettings, Settings
 
 SIGNS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 
