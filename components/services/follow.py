@@ -25,6 +25,7 @@ from components.errors import ConfigError, ServiceError, run_main
 from components.services.endpoints import load_endpoints
 
 POLL_S = 1.0
+FINISHED = "Finished in state"
 RETRY_EVERY_S = 0.5
 BUSY = frozenset({408, 429, 502, 503, 504})
 PROGRESS_EVERY_S = 10.0
@@ -52,6 +53,7 @@ class PrefectApi:
         self._patience_s = patience_s
         self._client = httpx.Client(base_url=url, timeout=30, transport=transport)
         self._flow_names: dict[str, str] = {}
+        self._task_names: dict[str, str] = {}
 
     def create_run(
         self, deployment: str, *, parameters: dict[str, Any], name: str | None = None
@@ -112,6 +114,13 @@ class PrefectApi:
         if flow_id not in self._flow_names:
             self._flow_names[flow_id] = str(self._call("GET", f"/flows/{flow_id}")["name"])
         return self._flow_names[flow_id]
+
+    def task_name(self, task_run_id: str) -> str:
+        """Name of a task run, without the ending that Prefect gives it."""
+        if task_run_id not in self._task_names:
+            told = str(self._call("GET", f"/task_runs/{task_run_id}")["name"])
+            self._task_names[task_run_id] = told.rpartition("-")[0] or told
+        return self._task_names[task_run_id]
 
     def read_logs(self, run_ids: list[str], *, after: str | None) -> list[dict[str, Any]]:
         """Log records of the runs from time `after` (ISO 8601) on, oldest first."""
@@ -194,9 +203,16 @@ class LogFollower:
             if record["id"] not in self._seen:
                 self._seen.add(record["id"])
                 self._newest = max(self._newest or "", record["timestamp"])
-                self._print(_format(record, names))
+                self._print(_format(self._with_task(record), names))
         if time.monotonic() - self._last_line_s >= PROGRESS_EVERY_S:
             self._print(f"  ... {state.lower()}, {time.monotonic() - self.started_s:.0f} s")
+
+    def _with_task(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The end of a task says whose end it is; every other line of a task names its work."""
+        if record.get("task_run_id") is None or not record["message"].startswith(FINISHED):
+            return record
+        task = self.api.task_name(record["task_run_id"])
+        return record | {"message": f"{task}: {record['message']}"}
 
     def _print(self, line: str) -> None:
         print(line, flush=True)

@@ -42,6 +42,8 @@ class Server:
         if path == "/deployments/d/create_flow_run":
             self.created = body
             return httpx.Response(201, json=PARENT)
+        if path == "/task_runs/t1":
+            return httpx.Response(200, json={"name": "find target-70c"})
         if path == "/flow_runs/run1":
             return httpx.Response(200, json=PARENT)
         if path == "/flow_runs/filter":
@@ -167,3 +169,14 @@ def test_a_server_that_stays_busy_is_a_service_error() -> None:
 def test_parameters_that_are_no_json_object_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--parameters"):
         _parse_parameters(text)
+
+
+def test_the_end_of_a_task_names_the_task(
+    api: PrefectApi, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = _record(1, message="Finished in state Completed()") | {"task_run_id": "t1"}
+    server.logs = [told, _record(2) | {"task_run_id": "t1"}]
+    LogFollower(api, "run1").poll("RUNNING")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("drafter-lifecycle find target: Finished in state Completed()")
+    assert second.endswith("drafter-lifecycle line 2")
