@@ -14,15 +14,14 @@ PYTHON ?= python3.11
 # The demo counts its time from here, set-up included; its run is found again by its name.
 begun := $(shell date -u +%Y-%m-%dT%H:%M:%SZ)
 demo_run := $(shell date +demo-%d%H%M%S)
-budget_json = $(if $(BUDGET),"$(BUDGET)",null)
-demo_parameters = {"recipe": "demo", "budget": $(budget_json), "target": "source", "begun_at": "$(begun)"}
-follow = $(PY) -m components.services.follow
+DSPARK := .venv/bin/dspark
+demo_options = --run-name $(demo_run) --timeout-s $(DEMO_TIMEOUT_S)
 # The report is shown whatever came of the run. Its path is the last line of a run that ended well; the last lines of any
 # other say what failed, what serves now and what to do. Exit code: 0 promoted, or the release in service stays because
 # the new one is not as good; 1 the run failed; 4 gate failed; 5 gate inconclusive; 6 canary rolled back.
 show_report = where() { $(PY) -m components.services.where "$$1"; }; \
 	printf 'Prefect UI  %s\nMLflow UI   %s\n\n' "$$(where prefect_api_url | sed 's|/api$$||')" "$$(where mlflow_url)"; \
-	$(PY) -m components.reporting.show "$$(where state_dir)"
+	$(DSPARK) report
 
 .PHONY: help setup up down demo demo-target-change test test-long check docs docs-settings bench clean
 
@@ -33,17 +32,18 @@ setup: ## make .venv and install everything, pinned (VARIANT=cpu or cuda)
 	@.ci/setup $(VARIANT)
 
 up: setup ## start Prefect, MLflow, Mooncake, HAProxy and the deployments
-	@$(PY) -m components.services.up
+	@$(DSPARK) up
 
 down: ## end everything that `make up` started
-	@if [ -x $(PY) ]; then $(PY) -m components.services.down; else echo "nothing is set up, so nothing is up"; fi
+	@if [ -x $(DSPARK) ]; then $(DSPARK) down; else echo "nothing is set up, so nothing is up"; fi
 
 demo: up ## the whole loop on the demo target, live (BUDGET=full for the longer one)
-	@code=0; $(follow) 'drafter-lifecycle/demo' --parameters '$(demo_parameters)' --run-name $(demo_run) \
-		--timeout-s $(DEMO_TIMEOUT_S) || code=$$?; $(show_report) --run $(demo_run) --followed $$code
+	@code=0; $(DSPARK) run drafter-lifecycle demo --target source --param 'begun_at="$(begun)"' \
+		$(if $(BUDGET),--budget $(BUDGET)) $(demo_options) || code=$$?; \
+		$(show_report) --run $(demo_run) --followed $$code
 
 demo-target-change: up ## the target changes twice; the drafter is re-measured, re-bound or retrained
-	@code=0; $(follow) 'demo-target-change/demo' --run-name $(demo_run) --timeout-s $(DEMO_TIMEOUT_S) || code=$$?; \
+	@code=0; $(DSPARK) run demo-target-change demo $(demo_options) || code=$$?; \
 		$(show_report) --run $(demo_run) --followed $$code
 
 test: setup check ## checks, then unit, integration and end-to-end tests without the long ones, on free ports

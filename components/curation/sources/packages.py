@@ -2,10 +2,11 @@
 pinned version.
 
     chitchat       `chitchat-dataset` (MIT): people talking to people
-    evals          the registry of `evals` (MIT but for the families left out here): several hundred
-    task families reasoning_gym  `reasoning-gym` (Apache-2.0): generators, so as many rows as
-    wanted, by seed python_stdlib  heads of documented functions of this Python's standard library
-    (PSF-2.0): coding prompts
+    evals          the registry of `evals` (MIT but for the families left out here): several
+                   hundred task families
+    reasoning_gym  `reasoning-gym` (Apache-2.0): generators, so as many rows as wanted, by seed
+    python_stdlib  heads of documented functions of this Python's standard library (PSF-2.0):
+                   coding prompts
 
 Each adapter yields `(where, row)`: a locator for the quarantine, and a row for `rows.read_row`, or
 the `BadRowError` that says why there is none.

@@ -1,9 +1,8 @@
 """The gate's command line: measure and decide, decide on a report, or check a decision.
 
-    python -m components.stages.gate.command --recipe demo --candidate DIR [--champion DIR]
-    --out-dir DIR python -m components.stages.gate.command --recipe demo --report report.json
-    [--champion DIR] python -m components.stages.gate.command --recipe demo --report report.json
-    --decision gate_decision.json
+    dspark gate --recipe demo --candidate DIR [--champion DIR] --out-dir DIR
+    dspark gate --recipe demo --report report.json [--champion DIR]
+    dspark gate --recipe demo --report report.json --decision gate_decision.json
 
 exits with 0 for pass, 1 for fail, 2 for inconclusive, 3 when nothing could be measured or decided,
 so that a rollout controller or a CI job can call it. Where a champion serves, name it: a report
@@ -75,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> _Parser:
     parser = _Parser(
-        prog="python -m components.stages.gate.command",
+        prog="dspark gate",
         description="Measure a drafter and decide on it.",
     )
     parser.add_argument("--recipe", required=True, help="name in configs/ or path of a YAML file")

@@ -1,0 +1,1 @@
+"""The command `dspark`: one place to start, watch, gate and look at everything."""
