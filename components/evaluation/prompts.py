@@ -104,7 +104,7 @@ def load_prompts(settings: EvaluationSettings) -> tuple[Prompt, ...]:
     """Load the built-in slices of a recipe, ordered by content hash (so any prefix mixes the
     slices).
 
-    `components.stages.prompts.load_prompts` is the whole: own slices, template variants and
+    The stages read the whole: own slices, template variants and
     languages, too.
 
     Raises:
@@ -115,7 +115,7 @@ def load_prompts(settings: EvaluationSettings) -> tuple[Prompt, ...]:
         raise EvaluationError(
             "only built-in slices are read here",
             got=", ".join(settings.own_slices),
-            fix="Call components.stages.prompts.load_prompts.",
+            fix="Read the prompts by the whole recipe.",
         )
     sizes = settings.num_prompts_by_slice
     return tuple(
