@@ -137,7 +137,7 @@ async def _measure_groups(
             client,
             group,
             num_in_flight=settings.acceptance_concurrency,
-            what="acceptance",
+            what="answers",
             with_token_ids=True,
             with_logprobs=with_logprobs,
             progress=_shifted(progress, start=start, total=len(todo)),

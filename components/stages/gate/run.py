@@ -70,7 +70,6 @@ class GateRun:
         """Acceptance of one arm; by default over all prompts by the recipe's settings. See
         `measure_surviving`.
         """
-        told = name or endpoint.arm
         with self.stage(f"measure {endpoint.arm}") as clock:
             measured = measure_surviving(
                 endpoint,
@@ -81,7 +80,7 @@ class GateRun:
                 request_timeout_s=self.recipe.engine.request_timeout_s,
                 with_logprobs=with_logprobs,
                 name=name,
-                progress=self.progress_of(f"acceptance {told}"),
+                progress=self.progress_of("acceptance" if name is None else name),
             )
             clock.num_tokens = sum(p.num_output_tokens for p in measured.prompts)
         return measured
