@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from components.drafter.protocol import Drafter
 from components.errors import ConfigError
 from components.settings import native_dtype
 
@@ -35,7 +36,7 @@ SVD_ITERATIONS = 3
 
 
 def start_markov_head(
-    model: Any, *, target_path: Path, draft_token_ids: torch.Tensor, device: torch.device
+    model: Drafter, *, target_path: Path, draft_token_ids: torch.Tensor, device: torch.device
 ) -> float:
     """Overwrite the Markov head of a DSpark drafter with the target's bigrams, in place.
 

@@ -22,6 +22,7 @@ from speculators.train.cli import create_transformer_layer_config
 from transformers import AutoConfig, AutoTokenizer
 
 from components.drafter.bigrams import start_markov_head
+from components.drafter.protocol import Drafter
 from components.drafter.start import start_from_target
 from components.drafter.vocabulary import DraftVocabulary
 from components.errors import CheckpointError, ConfigError, TargetError
@@ -35,7 +36,7 @@ def build_drafter(
     aux_layer_ids: tuple[int, ...],
     draft_vocab: DraftVocabulary | None,
     seed: int,
-) -> Any:
+) -> Drafter:
     """A drafter for the target at `target_path`, in fp32, ready to train.
 
     Args:
@@ -74,8 +75,8 @@ def build_drafter(
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = _build(settings, layer_config, target_path, arguments)
-    model = model.float()
+        built = _build(settings, layer_config, target_path, arguments)
+    model: Drafter = built.float()
     if settings.start == "target_layers":
         start_from_target(
             model,
@@ -97,7 +98,7 @@ def build_drafter(
     return model
 
 
-def load_drafter(checkpoint_path: Path, *, target_path: Path) -> Any:
+def load_drafter(checkpoint_path: Path, *, target_path: Path) -> Drafter:
     """The drafter of a checkpoint in fp32, with the frozen parts of the target at `target_path`,
     wherever the checkpoint says that its target was.
 
@@ -107,11 +108,13 @@ def load_drafter(checkpoint_path: Path, *, target_path: Path) -> Any:
     try:
         config = SpeculatorModelConfig.from_pretrained(str(checkpoint_path))
         config.speculators_config.verifier.name_or_path = str(target_path)
-        return SpeculatorModel.from_pretrained(str(checkpoint_path), config=config).float().eval()
+        model = SpeculatorModel.from_pretrained(str(checkpoint_path), config=config)
+        loaded: Drafter = model.float().eval()
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
             "the drafter checkpoint cannot be read", got=f"{checkpoint_path}: {error}"
         ) from None
+    return loaded
 
 
 def _build(
@@ -217,17 +220,17 @@ def _check_against_target(
         )
 
 
-def num_draft_tokens(model: Any) -> int:
+def num_draft_tokens(model: Drafter) -> int:
     """K, the tokens a drafter of `build_drafter` proposes per step."""
     return int(model.config.speculators_config.proposal_methods[0].speculative_tokens)
 
 
-def trainable_state(model: Any) -> dict[str, torch.Tensor]:
+def trainable_state(model: Drafter) -> dict[str, torch.Tensor]:
     """Name -> tensor (detached, shared) of the weights that training changes."""
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
-def load_trainable(model: Any, state: dict[str, torch.Tensor], *, source: str) -> None:
+def load_trainable(model: Drafter, state: dict[str, torch.Tensor], *, source: str) -> None:
     """Copy trainable weights into `model`; the target's frozen parts stay as they are.
 
     Raises:

@@ -40,6 +40,7 @@ from components.contracts import (
     write_atomic,
 )
 from components.drafter.card import model_card
+from components.drafter.protocol import Drafter
 from components.errors import CheckpointError, ConfigError, FingerprintMismatchError
 from components.settings import DrafterSettings
 from components.system.revision import code_revision
@@ -58,7 +59,7 @@ RECORDED_PACKAGES = (
 
 
 def export_checkpoint(
-    model: Any,
+    model: Drafter,
     destination: Path,
     *,
     target: TargetRef,

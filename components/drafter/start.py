@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from components.drafter.protocol import Drafter
 from components.errors import ConfigError, TargetError
 
 LAYER_WEIGHTS = (
@@ -39,7 +40,7 @@ TWO_HALVES = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v
 
 
 def start_from_target(
-    model: Any, *, target_path: Path, start_layers: tuple[int, ...], aux_slot: int
+    model: Drafter, *, target_path: Path, start_layers: tuple[int, ...], aux_slot: int
 ) -> None:
     """Overwrite the drafter's layers, `fc`, its norms and the final norm with the target's, in
     place.

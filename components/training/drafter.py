@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from components.drafter.build import build_drafter, load_trainable, read_target_config
 from components.drafter.checkpoint import load_checkpoint_ref
+from components.drafter.protocol import Drafter
 from components.drafter.vocabulary import DraftVocabulary, build_draft_vocabulary, from_mappings
 from components.errors import CheckpointError
 from components.settings import DrafterSettings
@@ -27,7 +27,7 @@ class JobDrafter:
     """
 
     job: TrainingJob
-    model: Any
+    model: Drafter
     vocabulary: DraftVocabulary | None
     coverage: dict[str, float]
 
@@ -48,7 +48,7 @@ class JobDrafter:
             load_trainable(model, weights, source=f"the parent checkpoint {parent.path}")
         return cls(job, model, vocabulary, coverage)
 
-    def untrained(self) -> Any:
+    def untrained(self) -> Drafter:
         """What training is compared with: the parent as it was, or this drafter with nothing
         learned or copied.
 
@@ -69,7 +69,9 @@ def plain(settings: DrafterSettings) -> DrafterSettings:
     )
 
 
-def _built(job: TrainingJob, settings: DrafterSettings, vocabulary: DraftVocabulary | None) -> Any:
+def _built(
+    job: TrainingJob, settings: DrafterSettings, vocabulary: DraftVocabulary | None
+) -> Drafter:
     return build_drafter(
         settings,
         target_path=Path(job.target.path),

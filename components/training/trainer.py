@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from components.drafter.build import num_draft_tokens, trainable_state
+from components.drafter.protocol import Drafter
 from components.errors import TrainingError
 from components.settings import TrainingSettings
 from components.training.checks.acceptance import AcceptanceCheck
@@ -61,7 +62,7 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: Any,
+        drafter: Drafter,
         settings: TrainingSettings,
         *,
         accelerator: Accelerator,

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from components.contracts import Calibration, CheckpointRef
 from components.drafter.build import read_target_config
 from components.drafter.checkpoint import export_checkpoint
+from components.drafter.protocol import Drafter
 from components.drafter.start import read_lm_head
 from components.hidden_states.sample import SampleRequest
 from components.hidden_states.stream import HiddenStateStream
@@ -106,7 +107,7 @@ class TrainerProcess:
         return self._result(drafter, untrained, loop, stream.report(), stopped_by, calibration)
 
     def _all_requests(
-        self, drafter: Any, train_rows: Rows, validation_rows: Rows
+        self, drafter: Drafter, train_rows: Rows, validation_rows: Rows
     ) -> Iterator[SampleRequest]:
         """Every sample the job reads at some time: what is missing is better known before training
         than after.
@@ -162,7 +163,7 @@ class TrainerProcess:
         )
 
     def _validation(
-        self, stream: HiddenStateStream, rows: Rows, drafter: Any
+        self, stream: HiddenStateStream, rows: Rows, drafter: Drafter
     ) -> AcceptanceCheck | None:
         if not self._accelerator.is_main_process:
             return None
@@ -186,7 +187,7 @@ class TrainerProcess:
         dtype = torch.bfloat16 if self._job.training.mixed_precision == "bf16" else torch.float32
         return read_lm_head(self._target_path).to(self._accelerator.device, dtype)
 
-    def _calibrate(self, drafter: Any, rows: Rows, *, step: int) -> Calibration | None:
+    def _calibrate(self, drafter: Drafter, rows: Rows, *, step: int) -> Calibration | None:
         """Calibrate the trained drafter's confidence head on the validation split; None where it
         has no such head.
 
@@ -215,13 +216,13 @@ class TrainerProcess:
             self._ticker.update(calibration_line(calibration), now=True)
         return calibration
 
-    def _num_calibration_anchors(self, drafter: Any) -> int:
+    def _num_calibration_anchors(self, drafter: Drafter) -> int:
         has_head = getattr(drafter, "confidence_head", None) is not None
         return self._job.training.calibration_anchors if has_head else 0
 
     def _export(
         self,
-        drafter: Any,
+        drafter: Drafter,
         name: str,
         *,
         step: int,
@@ -254,7 +255,7 @@ class TrainerProcess:
 
     def _result(
         self,
-        drafter: Any,
+        drafter: Drafter,
         untrained: CheckpointRef,
         loop: Trainer,
         stream: Any,

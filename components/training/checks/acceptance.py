@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
+from components.drafter.protocol import Drafter
 from components.errors import TrainingError
 from components.training.job import ValidationPoint
 from components.training.objectives.block import BlockObjective, BlockScores
@@ -57,7 +57,7 @@ class AcceptanceCheck:
         *,
         max_anchors: int,
         lm_head_VH: torch.Tensor,
-        drafter: Any,
+        drafter: Drafter,
         num_draft_tokens: int,
         slices: Mapping[str, str] | None = None,
     ) -> None:
@@ -201,7 +201,7 @@ def walk(blocks: Blocks, lengths_N: np.ndarray) -> list[np.ndarray]:
 
 @torch.no_grad()
 def target_words(
-    pack: Pack, lm_head_VH: torch.Tensor, drafter: Any
+    pack: Pack, lm_head_VH: torch.Tensor, drafter: Drafter
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Full-vocabulary argmax and draft-vocabulary mass after each supervised token's predecessor,
     in chunks.

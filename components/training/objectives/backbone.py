@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
+from components.drafter.protocol import Drafter
 from components.training.objectives.attention import block_attention, rotate
 from components.training.objectives.slots import Slots
 from components.training.packing import Blocks, Pack
 
 
 def block_states(
-    drafter: Any,
+    drafter: Drafter,
     pack: Pack,
     blocks: Blocks,
     slots: Slots,
@@ -134,7 +135,7 @@ def finish_layer(layer: Any, states: torch.Tensor, attended: torch.Tensor) -> to
 
 
 def rope_at(
-    drafter: Any, states: torch.Tensor, positions: torch.Tensor
+    drafter: Drafter, states: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin at `positions` (any shape), [..., D] each, in the dtype of `states`."""
     cos, sin = drafter.rotary_emb(states, positions.reshape(1, -1))

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.checkpoint import checkpoint
 
+from components.drafter.protocol import Drafter
 from components.errors import ConfigError
 from components.settings import TrainingSettings
 from components.training.objectives.backbone import block_states
@@ -67,7 +68,7 @@ class BlockObjective(nn.Module):
         ConfigError: a loss of another name, or a drafter this objective does not train.
     """
 
-    def __init__(self, drafter: Any, settings: TrainingSettings) -> None:
+    def __init__(self, drafter: Drafter, settings: TrainingSettings) -> None:
         super().__init__()
         unknown = set(settings.loss) - set(LOSS_NAMES)
         if unknown or not any(settings.loss.values()):
@@ -227,7 +228,7 @@ class BlockObjective(nn.Module):
         assert self.confidence_head is not None
         return draft_C, self.confidence_head(features_CF).float()
 
-    def _require_trainable(self, drafter: Any) -> None:
+    def _require_trainable(self, drafter: Drafter) -> None:
         algorithm = drafter.config.speculators_model_type
         if algorithm not in ("dspark", "dflash") or drafter.config.sample_from_anchor:
             raise ConfigError(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from components.drafter.protocol import Drafter
 from components.settings import TrainingSettings
 from components.training.objectives.block import BlockObjective
 from components.training.objectives.eagle3 import Eagle3Objective
 
 
-def build_objective(drafter: Any, settings: TrainingSettings) -> BlockObjective:
+def build_objective(drafter: Drafter, settings: TrainingSettings) -> BlockObjective:
     """`Eagle3Objective` for an EAGLE-3 drafter, `BlockObjective` for DSpark and DFlash.
 
     Raises:

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from components.drafter.protocol import Drafter
 from components.errors import ConfigError
 from components.settings import TrainingSettings
 from components.training.objectives.attention import block_attention, causal_attention, rotate
@@ -51,7 +52,7 @@ class Eagle3Objective(BlockObjective):
             does not train.
     """
 
-    def __init__(self, drafter: Any, settings: TrainingSettings) -> None:
+    def __init__(self, drafter: Drafter, settings: TrainingSettings) -> None:
         super().__init__(drafter, settings)
         if settings.gradient_checkpointing:
             raise ConfigError(
@@ -60,7 +61,7 @@ class Eagle3Objective(BlockObjective):
                 fix="Leave it out.",
             )
 
-    def _require_trainable(self, drafter: Any) -> None:
+    def _require_trainable(self, drafter: Drafter) -> None:
         config = drafter.config
         if config.speculators_model_type != "eagle3":
             raise ConfigError(

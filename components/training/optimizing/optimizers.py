@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from components.drafter.protocol import Drafter
 from components.settings import TrainingSettings
 
 ADAM_BETAS = (0.9, 0.95)
@@ -24,7 +25,7 @@ _HEADS = ("markov_head.", "confidence_head.")
 _MATRICES = ("layers.", "fc.")
 
 
-def build_optimizers(drafter: Any, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
+def build_optimizers(drafter: Drafter, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
     """The optimizers of a drafter's trainable parameters; each parameter is in one of them.
 
     Every group carries `lr_scale`, its learning rate relative to the schedule's.

@@ -27,6 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from components.drafter.build import load_trainable, trainable_state
+from components.drafter.protocol import Drafter
 from components.settings import TrainingSettings
 from components.training.objectives.build import build_objective
 from components.training.optimizing.optimizers import Optimizers, build_optimizers
@@ -70,7 +71,7 @@ class Trainee(Protocol):
         """Clip the gradients and return their norm over all processes."""
 
 
-def prepare(drafter: Any, settings: TrainingSettings, accelerator: Accelerator) -> Trainee:
+def prepare(drafter: Drafter, settings: TrainingSettings, accelerator: Accelerator) -> Trainee:
     """Put `drafter` to training by `settings.parallel`; a single process has nothing to shard."""
     drafter.to(accelerator.device)
     is_sharded = settings.parallel == "fsdp2" and accelerator.num_processes > 1
@@ -84,7 +85,9 @@ def prepare(drafter: Any, settings: TrainingSettings, accelerator: Accelerator) 
 class Replicated:
     """Every process holds all weights and optimizer states; DDP averages gradients."""
 
-    def __init__(self, drafter: Any, settings: TrainingSettings, accelerator: Accelerator) -> None:
+    def __init__(
+        self, drafter: Drafter, settings: TrainingSettings, accelerator: Accelerator
+    ) -> None:
         self._drafter = drafter
         self._accelerator = accelerator
         self.objective, *optimizers = accelerator.prepare(
@@ -128,7 +131,9 @@ class Sharded:
     it. Frozen weights are whole in every process.
     """
 
-    def __init__(self, drafter: Any, settings: TrainingSettings, accelerator: Accelerator) -> None:
+    def __init__(
+        self, drafter: Drafter, settings: TrainingSettings, accelerator: Accelerator
+    ) -> None:
         self._drafter = drafter
         self._is_main = accelerator.is_main_process
         self._validator = build_objective(drafter, settings)
