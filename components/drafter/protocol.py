@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import torch
-from torch import nn
+if TYPE_CHECKING:  # flows read checkpoints without torch
+    import torch
+    from torch import nn
 
 
 class Drafter(Protocol):
