@@ -69,9 +69,9 @@ SETTINGS = EvaluationSettings(
 ENGINE = EngineSettings(
     device="cpu",
     dtype="float32",
-    max_model_len=640,
+    max_model_len=1024,
     max_num_seqs=8,
-    max_num_batched_tokens=640,
+    max_num_batched_tokens=1024,
     kv_cache_gib=0.1,
     startup_timeout_s=900,
 )
@@ -269,10 +269,10 @@ def test_every_kind_of_request_is_sent_to_both_engines_and_the_table_is_kept(
         "logit_bias",
     }
     assert by_feature["seed"].drafting is Served.NOT_SENT
-    assert all(
-        by_feature[name].drafting is Served.OK
-        for name in ("chat", "n", "top_k", "logprobs", "json_schema")
-    )
+    served = ("chat", "stream", "top_k", "logprobs", "max_tokens_1", "end_of_context")
+    assert {name: by_feature[name].drafting for name in served} == dict.fromkeys(served, Served.OK)
+    # What a random model writes may be no JSON of the schema, with a drafter and without.
+    assert by_feature["json_schema"].drafting is by_feature["json_schema"].plain
     assert table() == measured
     # All that was sent left both engines whole.
     measure_acceptance(endpoints["candidate"], PROMPTS[:2], settings=SETTINGS)
@@ -281,7 +281,7 @@ def test_every_kind_of_request_is_sent_to_both_engines_and_the_table_is_kept(
 def test_a_shared_prefix_is_computed_cold_and_taken_from_the_cache_warm(
     endpoints: dict[str, ArmEndpoint],
 ) -> None:
-    warm = WarmPrefixSettings(num_questions=2, prefix_tokens=200)
+    warm = WarmPrefixSettings(num_questions=2, prefix_tokens=130)
     settings = SETTINGS.model_copy(update={"warm_prefix": warm, "max_tokens": 8})
     for arm in ("candidate", "no_draft"):
         point = measure_warm_prefix(endpoints[arm], settings=settings)
