@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import psutil
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.contracts import Record
 from components.system.guard import process_start
@@ -30,7 +31,19 @@ class ProcessIdentity(Record):
     """
 
     pid: int
-    start_ticks: int = Field(description="clock ticks from boot to its start, as the kernel tells")
+    start_ticks: int | None = Field(
+        default=None,
+        description="clock ticks from boot to its start, as the kernel tells; None: written by a"
+        " version that kept seconds, and the run's id in its environment must do",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_seconds(cls, values: Any) -> Any:
+        """Services that an earlier version started can be ended by this one."""
+        if isinstance(values, dict):
+            return {name: value for name, value in values.items() if name != "started_at_s"}
+        return values
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
@@ -46,6 +59,8 @@ class ProcessIdentity(Record):
             process = psutil.Process(self.pid)
         except psutil.NoSuchProcess:
             return None
+        if self.start_ticks is None:
+            return process if _run_of(process) is not None else None
         return process if process_start(self.pid) == self.start_ticks else None
 
 
@@ -59,13 +74,16 @@ def run_processes(run_id: str) -> list[psutil.Process]:
 
 
 def _belongs(process: psutil.Process, run_id: str) -> bool:
+    return _run_of(process) == run_id
+
+
+def _run_of(process: psutil.Process) -> str | None:
+    """Id of the run that a living process is of; None where it is of none."""
     try:
-        return bool(
-            process.environ().get(RUN_VARIABLE) == run_id
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
+        run_id = process.environ().get(RUN_VARIABLE)
+        return run_id if process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess, OSError):
-        return False  # another user's process, or one that has just ended: not ours to end
+        return None  # another user's process, or one that has just ended: not ours to end
 
 
 def stop_run(run_id: str, *, supervisor: ProcessIdentity | None) -> int:

@@ -57,3 +57,20 @@ def test_a_corrected_clock_makes_no_other_process_of_one(monkeypatch: pytest.Mon
     found = identity.find()
     assert found is not None and found.pid == os.getpid()
     assert identity == ProcessIdentity.of(os.getpid())
+
+
+def test_services_of_an_earlier_version_are_found_by_their_run() -> None:
+    run_id = uuid.uuid4().hex
+    process = _start(run_id, "echo ready; exec sleep 60")
+    try:
+        old = ProcessIdentity.model_validate({"pid": process.pid, "started_at_s": 1.0})
+        found = old.find()
+        assert found is not None and found.pid == process.pid
+        assert ProcessIdentity.model_validate({"pid": os.getpid(), "started_at_s": 1.0}).find() is (
+            None
+        )
+        assert stop_run(run_id, supervisor=old) == 0
+        assert process.wait(timeout=60) is not None
+    finally:
+        process.kill()
+        process.wait()
