@@ -20,6 +20,7 @@ from components.registry.promotions import promotions
 from components.registry.releases import champion
 from components.reporting.report import LifecycleReport
 from components.services.endpoints import REPO_DIR
+from components.settings import load_recipe
 from tests.support.running_services import Services
 
 # A safety net against a flow that hangs: slow machines need half an hour.
@@ -128,13 +129,9 @@ def test_loop_promotes_a_drafter_and_keeps_serving_it(services: Services) -> Non
     assert (report.stream.bytes_on_disk, report.stream.keys_left) == (0, 0)
     assert 0 < report.stream.peak_bytes_held <= report.stream.budget_bytes
     assert report.stream.peak_bytes_held < report.stream.bytes_streamed
-    assert report.canary.promoted and [step.weight_percent for step in report.canary.steps] == [
-        1,
-        5,
-        25,
-        50,
-        100,
-    ]
+    assert report.canary.promoted
+    steps = load_recipe("demo", budget="test").canary.weights_percent
+    assert tuple(step.weight_percent for step in report.canary.steps) == steps
     assert report.peak_memory_mib is not None and report.peak_memory_mib <= 12 * GIB
     release = champion(registry(services), MODEL)
     assert release is not None and release.checkpoint.digest == arms["candidate"].checkpoint_digest
