@@ -1,4 +1,4 @@
-"""Put a challenger before real traffic, step by step; promote it or go back."""
+"""Give a challenger its share of the traffic, step by step; promote it or go back."""
 
 from __future__ import annotations
 

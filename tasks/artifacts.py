@@ -90,9 +90,8 @@ def progress_artifact(name: str) -> Callable[[float, str], None]:
                 artifact_id = create_progress_artifact(
                     progress=percent, key=_key(name), description=words
                 )
-                artifact_ids.append(
-                    cast(UUID, artifact_id)
-                )  # no event loop in this thread: never a coroutine
+                # No event loop in this thread: never a coroutine.
+                artifact_ids.append(cast(UUID, artifact_id))
         except Exception as error:  # noqa: BLE001 - any client failure; reported below
             logger.warning("progress artifact of %s not written: %s", name, error)
 

@@ -11,7 +11,7 @@ from components.stages.run import Run
 from components.training.job import TrainingResult
 
 
-# Not retried by Prefect: the trainer resumes from its own state when the flow runs again.
+# Not retried: a run that fails here trains anew when its flow is run again.
 @task(
     name="train on streamed hidden states",
     cache_policy=NO_CACHE,

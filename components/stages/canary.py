@@ -1,4 +1,6 @@
-"""The canary: two engines behind HAProxy, weights by its runtime API, a judge on real traffic."""
+"""The canary: two engines behind HAProxy, weights by its runtime API, a judge on
+the gate's prompts, replayed beside the clients' requests.
+"""
 
 from __future__ import annotations
 

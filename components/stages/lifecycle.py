@@ -1,5 +1,5 @@
-"""What only the whole run does: decide about a changed target, re-bind, and tell the story of the
-run.
+"""What only the whole loop does: decide about a changed target, re-bind, and tell the story of
+the run.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ def registry_of(run: Run) -> Registry:
     return Registry(run.endpoints.mlflow_url)
 
 
-# MLflow restarts take seconds; every registry task is idempotent, so it is tried again.
 def find_champion(run: Run) -> Release | None:
     """The release in service, with its checkpoint on this machine, or None before the first one."""
     registry = registry_of(run)

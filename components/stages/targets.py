@@ -36,8 +36,6 @@ def watched_path(recipe: Recipe, state_dir: Path) -> Path | None:
     )
 
 
-# Retried because a Hub download can be cut; resolving is cached by content, so a retry costs
-# little.
 def find_target(run: Run, which: str, *, publish: bool = True) -> TargetRef:
     """The target in use: 'published' (what the watch looks at), 'source' (the recipe's own), or a
     folder.
@@ -45,10 +43,8 @@ def find_target(run: Run, which: str, *, publish: bool = True) -> TargetRef:
     A package's target is published when it is resolved, so that the watch has something to look at.
     """
     recipe, watched = run.recipe, watched_path(run.recipe, run.state_dir)
-    if which not in (
-        PUBLISHED,
-        SOURCE,
-    ):  # how the lifecycle names the target to its subflows: already fingerprinted
+    # A lifecycle names the target to its subflows by its folder: fingerprinted already.
+    if which not in (PUBLISHED, SOURCE):
         return _reference(run, Path(which), source=which)
     with run.stage("find target"):
         if which == PUBLISHED and watched is not None and watched.exists():
@@ -59,9 +55,8 @@ def find_target(run: Run, which: str, *, publish: bool = True) -> TargetRef:
             engine=recipe.engine,
             progress=run.reporter.progress("find target"),
         )
-        if (
-            publish and watched is not None and not recipe.watch.path
-        ):  # a place the user named is the user's to write
+        # A place that the user named is the user's to write.
+        if publish and watched is not None and not recipe.watch.path:
             publish_target(Path(target.path), watched=watched)
         return target
 

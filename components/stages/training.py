@@ -37,7 +37,7 @@ def train_on_stream(
     With `stream.mode` hybrid, states are kept on disk too and read from there when they come again;
     with offline all of them are, and no engine runs.
 
-    Not retried by Prefect: the trainer resumes from its own checkpoint when the flow runs again.
+    Not retried: a run that fails here trains anew when its flow is run again.
     """
     stream_run_id = f"{run.recipe.target.name}-{uuid.uuid4().hex[:12]}"
     with run.stage("train") as clock:

@@ -1,4 +1,4 @@
-"""Replays prompts as real traffic against the splitter and records, per request, which slot
+"""Replays prompts through the splitter, as clients would ask, and records, per request, which slot
 answered, and how.
 """
 
