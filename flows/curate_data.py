@@ -6,6 +6,8 @@ from prefect import flow
 
 from components.contracts import DatasetRef
 from components.stages.targets import PUBLISHED
+from flows.flow_run.run import run_of
+from flows.flow_run.task_runner import applied
 from tasks.curation import (
     choose_amounts,
     collect_conversations,
@@ -13,7 +15,6 @@ from tasks.curation import (
     render_and_validate,
     write_prompts,
 )
-from tasks.flow_run import run_of
 from tasks.targets import find_target
 
 
@@ -32,6 +33,6 @@ def curate_data(
         found = find_target(run, target)
         choose_amounts(run, found)
         settings = write_prompts(run, found)
-        collected = collect_conversations(run, found, settings)
+        collected = collect_conversations(run, found, settings, applied)
         answers = regenerate_answers(run, found, collected)
-        return render_and_validate(run, found, settings, collected, answers)
+        return render_and_validate(run, found, settings, collected, answers, applied)

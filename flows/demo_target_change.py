@@ -6,8 +6,8 @@ from prefect import flow
 
 from components.reporting.report import LifecycleReport
 from components.stages.targets import SOURCE
+from flows.flow_run.run import run_of
 from flows.watch_target import watch_target
-from tasks.flow_run import run_of
 from tasks.target_change import (
     LIFECYCLE_TIMEOUT_S,
     change_report,

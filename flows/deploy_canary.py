@@ -5,8 +5,8 @@ from __future__ import annotations
 from prefect import flow
 
 from components.contracts import CanaryReport
+from flows.flow_run.run import run_of
 from tasks.canary import keep_serving, roll_out
-from tasks.flow_run import run_of
 from tasks.registry import conclude_canary, find_champion, find_release
 
 

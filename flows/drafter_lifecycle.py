@@ -14,9 +14,9 @@ from components.stages.lifecycle import Story
 from components.stages.targets import PUBLISHED
 from flows.curate_data import curate_data
 from flows.deploy_canary import deploy_canary
+from flows.flow_run.run import run_of
 from flows.gate_drafter import gate_drafter
 from flows.train_drafter import train_drafter
-from tasks.flow_run import run_of
 from tasks.gate import measure_champion
 from tasks.lifecycle import decide_action, rebind_champion, write_lifecycle_report
 from tasks.registry import find_champion

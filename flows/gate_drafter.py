@@ -5,11 +5,11 @@ from __future__ import annotations
 from prefect import flow
 
 from components.contracts import CheckpointRef
-from components.stages.gate.in_run import GateOutcome
+from components.stages.gate.in_run import GateOutcome, measure_arms
 from components.stages.targets import PUBLISHED
 from components.training.job import TrainingResult
-from tasks.flow_run import run_of
-from tasks.gate import decide_on, measure_arms
+from flows.flow_run.run import run_of
+from tasks.gate import as_task, decide_on
 from tasks.registry import find_champion, mlflow_run_of, register_if_passed
 from tasks.targets import find_target
 
@@ -39,7 +39,9 @@ def gate_drafter(
         release = find_champion(run)
         champion = release.checkpoint if release else None
 
-        report = measure_arms(run, found, checkpoint, champion=champion, untrained=untrained)
+        report = measure_arms(
+            run, found, checkpoint, champion=champion, untrained=untrained, step=as_task
+        )
         decision = decide_on(run, report, checkpoint, champion)
 
         run_id = mlflow_run_of(run, found)

@@ -8,7 +8,7 @@ from components.contracts import CheckpointRef, DatasetRef
 from components.stages.registry import finish_mlflow_run
 from components.stages.targets import PUBLISHED
 from components.training.job import TrainingResult
-from tasks.flow_run import run_of
+from flows.flow_run.run import run_of
 from tasks.registry import start_mlflow_run
 from tasks.targets import find_target
 from tasks.training import require_same_target, train_on_stream

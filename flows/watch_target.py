@@ -6,7 +6,7 @@ from prefect import flow
 
 from components.contracts import ChangeAction
 from components.stages.targets import PUBLISHED, WatchOutcome
-from tasks.flow_run import run_of
+from flows.flow_run.run import run_of
 from tasks.registry import find_champion
 from tasks.targets import classify_target_change, find_target
 from tasks.watch import start_lifecycle

@@ -10,8 +10,8 @@ from components.curation.answers.regenerate import Regeneration
 from components.curation.curate import Collected
 from components.settings import CurationSettings
 from components.stages import curation, pace
+from components.stages.curation import Applied
 from components.stages.run import Run
-from tasks.dask import applied
 from tasks.retry import transient
 
 
@@ -28,7 +28,9 @@ def write_prompts(run: Run, target: TargetRef) -> CurationSettings:
 
 
 @task(name="collect conversations", cache_policy=NO_CACHE, **transient(retries=2, delay_s=10))
-def collect_conversations(run: Run, target: TargetRef, settings: CurationSettings) -> Collected:
+def collect_conversations(
+    run: Run, target: TargetRef, settings: CurationSettings, applied: Applied
+) -> Collected:
     """See `curation.collect_conversations`."""
     return curation.collect_conversations(run, target, settings, applied)
 
@@ -51,6 +53,7 @@ def render_and_validate(
     settings: CurationSettings,
     collected: Collected,
     answers: Regeneration,
+    applied: Applied,
 ) -> DatasetRef:
     """See `curation.render_and_validate`."""
     return curation.render_and_validate(run, target, settings, collected, answers, applied)

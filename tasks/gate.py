@@ -25,20 +25,6 @@ def as_task(name: str, work: Callable[[], ResultT], /) -> ResultT:
     return task(name=name, cache_policy=NO_CACHE, **transient(retries=1, delay_s=5))(work)()
 
 
-def measure_arms(
-    run: Run,
-    target: TargetRef,
-    candidate: CheckpointRef,
-    *,
-    champion: CheckpointRef | None,
-    untrained: CheckpointRef | None,
-) -> AcceptanceReport:
-    """See `in_run.measure_arms`."""
-    return in_run.measure_arms(
-        run, target, candidate, champion=champion, untrained=untrained, step=as_task
-    )
-
-
 @task(name="remeasure champion", cache_policy=NO_CACHE)
 def measure_champion(run: Run, target: TargetRef, champion: CheckpointRef) -> Measured:
     """See `in_run.measure_champion`."""

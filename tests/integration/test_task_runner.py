@@ -19,7 +19,7 @@ from components.curation.conversation import Answer, AnsweredConversation
 from components.curation.curate import RowRenderer, collect
 from components.errors import ConfigError, CurationError
 from components.settings import CurationSettings
-from tasks.dask import applied
+from flows.flow_run.task_runner import applied
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -122,7 +122,7 @@ def test_threads_mean_this_process(settings: CurationSettings) -> None:
 def test_a_scheduler_that_is_not_there_is_named(
     settings: CurationSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.dask.CONNECT_TIMEOUT_S", 2)
+    monkeypatch.setattr("flows.flow_run.task_runner.CONNECT_TIMEOUT_S", 2)
     nowhere = settings.model_copy(update={"dask_address": "tcp://127.0.0.1:9"})
     with (
         pytest.raises(ConfigError, match=r"no Dask cluster answers.*tcp://127.0.0.1:9"),

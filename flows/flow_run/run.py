@@ -15,7 +15,12 @@ from components.contracts import Progress, now_utc
 from components.errors import DSparkError
 from components.stages.run import Run, open_run
 from components.system.child_lines import OnChildLine
-from tasks.artifacts import child_reporter, progress_reporter, publish_image, publish_markdown
+from flows.flow_run.artifacts import (
+    child_reporter,
+    progress_reporter,
+    publish_image,
+    publish_markdown,
+)
 
 
 class PrefectReporter:
