@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from components.cli.output import Json
+
 NOT_MEASURED = 3
 
 
@@ -41,6 +43,7 @@ def gate(
         Path | None, typer.Option(help="TargetFingerprint as JSON that the report must be about.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the decision here.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Measure a drafter on vLLM as served and decide on it, or decide on a report.
 
@@ -64,4 +67,4 @@ def gate(
     arguments = [
         word for name, value in given.items() if value is not None for word in (name, str(value))
     ]
-    raise typer.Exit(main(arguments))
+    raise typer.Exit(main([*arguments, *(["--json"] if as_json else [])]))

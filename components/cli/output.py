@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(value, indent=2, default=str))
+
+
+@contextmanager
+def lines_for_people(as_json: bool) -> Iterator[None]:
+    """Lines that a person follows go to stderr where stdout is to hold one JSON document."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from components.cli.output import Json, lines_for_people, print_json
+
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
@@ -28,11 +30,13 @@ def run(
     ] = None,
     run_name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     timeout_s: Annotated[
-        float, typer.Option(help="The run is cancelled after so many seconds.")
-    ] = 7200.0,
+        float | None,
+        typer.Option(help="The run is cancelled after so many seconds; without it, never."),
+    ] = None,
     follow: Annotated[
         bool, typer.Option(help="Show its lines and wait for its end; Ctrl-C cancels it.")
     ] = True,
+    as_json: Json = False,
 ) -> None:
     """Run a flow on a recipe and show its lines, as `prefect deployment run --watch` does.
 
@@ -41,16 +45,17 @@ def run(
     """
     deployment = f"{_flow(flow)}/{_deployment(flow, recipe)}"
     parameters = _parameters(recipe, budget, target, param or [])
-    arguments = [deployment, "--parameters", json.dumps(parameters), "--timeout-s", str(timeout_s)]
-    if run_name is not None:
-        arguments += ["--run-name", run_name]
     if not follow:
-        _start(deployment, parameters, run_name)
+        _start(deployment, parameters, run_name, as_json=as_json)
         return
 
-    from components.services.follow import main
+    from components.services.follow import COMPLETED, run_to_end
 
-    raise typer.Exit(main(arguments))
+    with lines_for_people(as_json):
+        ended = run_to_end(deployment, parameters=parameters, name=run_name, timeout_s=timeout_s)
+    if as_json:
+        print_json(ended)
+    raise typer.Exit(0 if ended["state"] == COMPLETED else 1)
 
 
 def _known() -> dict[str, list[str]]:
@@ -102,11 +107,16 @@ def _parameters(
     return given
 
 
-def _start(deployment: str, parameters: dict[str, Any], run_name: str | None) -> None:
+def _start(
+    deployment: str, parameters: dict[str, Any], run_name: str | None, *, as_json: bool
+) -> None:
     from components.services.endpoints import load_endpoints
     from components.services.follow import PrefectApi
 
     api = PrefectApi(load_endpoints().prefect_api_url)
     started = api.create_run(deployment, parameters=parameters, name=run_name)
+    if as_json:
+        print_json({"id": started["id"], "name": started["name"], "state": "SCHEDULED"})
+        return
     print(f"run {started['name']} of {deployment} is scheduled", file=sys.stderr)
     print(started["id"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from components.cli.output import Json, print_json, print_table
+from components.cli.output import Json, lines_for_people, print_json, print_table
 
 
 def add_to(app: typer.Typer) -> None:
@@ -16,24 +16,30 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel="Services")(status)
 
 
-def up() -> None:
+def up(as_json: Json = False) -> None:
     """Start Prefect, MLflow, Mooncake, HAProxy and the deployments; wait until all are healthy.
 
     Does nothing where they are up. Example: dspark up
     """
-    from components.services.up import main
+    from components.services.up import bring_up
 
-    main()
+    with lines_for_people(as_json):
+        endpoints = bring_up()
+    if as_json:
+        print_json(endpoints.model_dump(mode="json"))
 
 
-def down() -> None:
+def down(as_json: Json = False) -> None:
     """End everything that `dspark up` started, engines and runs included.
 
     Example: dspark down
     """
-    from components.services.down import main
+    from components.services.down import bring_down
 
-    main()
+    with lines_for_people(as_json):
+        num_killed = bring_down()
+    if as_json:
+        print_json({"up": False, "num_killed": num_killed})
 
 
 def status(as_json: Json = False) -> None:

@@ -8,8 +8,8 @@ from components.services.up import exclusive
 from components.system.processes import run_processes, stop_run
 
 
-def main() -> None:
-    """End the services. Not an error when none is up.
+def bring_down() -> int:
+    """End the services; returns how many processes had to be killed. No error when none is up.
 
     Raises:
         ServiceError: a process outlived SIGKILL.
@@ -19,7 +19,7 @@ def main() -> None:
         path = state_dir / STATE_FILE
         if not path.is_file():
             print("services are not up")
-            return
+            return 0
         state = ServicesState.read(path)
         num_killed = stop_run(state.run_id, supervisor=state.supervisor)
         left = run_processes(state.run_id)
@@ -32,6 +32,12 @@ def main() -> None:
     print(
         "services are down" + (f" ({num_killed} processes had to be killed)" if num_killed else "")
     )
+    return num_killed
+
+
+def main() -> None:
+    """See `bring_down`."""
+    bring_down()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 import time
@@ -32,7 +33,8 @@ PROGRESS_EVERY_S = 10.0
 CANCEL_TIMEOUT_S = 120.0
 LOG_PAGE = 200
 """Records per request; the server's limit."""
-TERMINAL = frozenset({"COMPLETED", "FAILED", "CANCELLED", "CRASHED"})
+COMPLETED = "COMPLETED"
+TERMINAL = frozenset({COMPLETED, "FAILED", "CANCELLED", "CRASHED"})
 LEVELS = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "CRITICAL"}
 
 
@@ -235,8 +237,10 @@ def _format(record: dict[str, Any], names: dict[str, str]) -> str:
     return f"{clock} {level:<7} {names[record['flow_run_id']]:<17} {message}"
 
 
-def follow(api: PrefectApi, run_id: str, *, timeout_s: float) -> dict[str, Any]:
+def follow(api: PrefectApi, run_id: str, *, timeout_s: float | None = None) -> dict[str, Any]:
     """Print the run's logs until it has ended; returns its final state (`type`, `message`, ...).
+
+    Without `timeout_s` it waits as long as the run takes.
 
     Raises:
         ServiceError: the run took longer than `timeout_s` (it is cancelled first), or outlived a
@@ -245,14 +249,15 @@ def follow(api: PrefectApi, run_id: str, *, timeout_s: float) -> dict[str, Any]:
     """
     follower = LogFollower(api, run_id)
     try:
-        return _wait(api, follower, deadline_s=time.monotonic() + timeout_s)
+        limit_s = math.inf if timeout_s is None else timeout_s
+        return _wait(api, follower, deadline_s=time.monotonic() + limit_s)
     except (KeyboardInterrupt, TimeoutError) as interruption:
         print("cancelling the run; waiting until it has ended", flush=True)
         _cancel(api, follower)
         if isinstance(interruption, KeyboardInterrupt):
             raise
         raise ServiceError(
-            "the run took too long", got=f"over {timeout_s:.0f} s", fix="It was cancelled."
+            "the run took too long", got=f"over {limit_s:.0f} s", fix="It was cancelled."
         ) from None
 
 
@@ -261,9 +266,8 @@ def _wait(api: PrefectApi, follower: LogFollower, *, deadline_s: float) -> dict[
         state: dict[str, Any] = api.read_run(follower.run_id)["state"]
         follower.poll(state["type"])
         if state["type"] in TERMINAL:
-            time.sleep(
-                POLL_S * 2
-            )  # the run's process sends its last batch of log records after its last state
+            # the run's process sends its last batch of log records after its last state
+            time.sleep(POLL_S * 2)
             follower.poll(state["type"])
             return state
         if time.monotonic() > deadline_s:
@@ -298,6 +302,30 @@ def _parse_parameters(text: str) -> dict[str, Any]:
     return parameters
 
 
+def run_to_end(
+    deployment: str,
+    *,
+    parameters: dict[str, Any],
+    name: str | None = None,
+    timeout_s: float | None = None,
+) -> dict[str, Any]:
+    """Create a run of a deployment and follow it: `id`, `name`, `state` and `message` of its end.
+
+    Raises:
+        ConfigError, ServiceError, KeyboardInterrupt: see `PrefectApi.create_run` and `follow`.
+    """
+    # make sends SIGTERM to its child when it is interrupted itself
+    signal.signal(signal.SIGTERM, _interrupt)
+    api = PrefectApi(load_endpoints().prefect_api_url)
+    run = api.create_run(deployment, parameters=parameters, name=name)
+    print(f"run {run['name']} of {deployment}", flush=True)
+
+    state = follow(api, run["id"], timeout_s=timeout_s)
+    message = "" if state["type"] == COMPLETED else state["message"]
+    print(f"run {run['name']}: {state['type']}" + (f": {message}" if message else ""), flush=True)
+    return {"id": run["id"], "name": run["name"], "state": state["type"], "message": message}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Create a run, follow it, and turn its final state into an exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -307,23 +335,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--run-name", help="of the run; without it the server makes one up")
     parser.add_argument(
-        "--timeout-s", type=float, default=7200.0, help="the run is cancelled after that long"
+        "--timeout-s", type=float, help="the run is cancelled after that long; none: never"
     )
     options = parser.parse_args(arguments)
-    parameters = _parse_parameters(options.parameters)
-    signal.signal(
-        signal.SIGTERM, _interrupt
-    )  # make sends SIGTERM to its child when it is interrupted itself
-    api = PrefectApi(load_endpoints().prefect_api_url)
-    run = api.create_run(options.deployment, parameters=parameters, name=options.run_name)
-    print(f"run {run['name']} of {options.deployment}", flush=True)
-    state = follow(api, run["id"], timeout_s=options.timeout_s)
-    completed = state["type"] == "COMPLETED"
-    print(
-        f"run {run['name']}: {state['type']}" + ("" if completed else f": {state['message']}"),
-        flush=True,
+    ended = run_to_end(
+        options.deployment,
+        parameters=_parse_parameters(options.parameters),
+        name=options.run_name,
+        timeout_s=options.timeout_s,
     )
-    return 0 if completed else 1
+    return 0 if ended["state"] == COMPLETED else 1
 
 
 if __name__ == "__main__":

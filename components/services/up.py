@@ -165,8 +165,8 @@ def exclusive(state_dir: Path) -> Iterator[None]:
         yield
 
 
-def main() -> None:
-    """Start the services, or say that they are up."""
+def bring_up() -> Endpoints:
+    """Start the services, or say that they are up; returns where they answer."""
     state_dir = resolve_state_dir()
     with exclusive(state_dir):
         state = read_state(state_dir)
@@ -179,6 +179,12 @@ def main() -> None:
             state = start_services(load_settings(), state_dir=state_dir)
             print(f"services are up after {time.monotonic() - started_s:.0f} s")
     print(describe(state.endpoints))
+    return state.endpoints
+
+
+def main() -> None:
+    """See `bring_up`."""
+    bring_up()
 
 
 if __name__ == "__main__":

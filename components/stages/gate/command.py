@@ -68,7 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
     decision = _measured(options) if options.candidate is not None else _decided(options)
     if options.out:
         decision.write(options.out)
-    _show(decision)
+    if options.json:
+        print(decision.model_dump_json(indent=2))
+    else:
+        _show(decision)
     return EXIT_CODES[decision.verdict]
 
 
@@ -95,6 +98,7 @@ def _parser() -> _Parser:
         "--fingerprint", type=Path, help="TargetFingerprint as JSON that the report must be about"
     )
     parser.add_argument("--out", type=Path, help="write the GateDecision here")
+    parser.add_argument("--json", action="store_true", help="print the GateDecision as JSON")
     return parser
 
 

@@ -81,26 +81,44 @@ def test_doctors_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> Non
     assert code == int(any(finding["level"] == "missing" for finding in told))
 
 
-def test_a_run_gets_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
+def test_a_run_gets_its_parameters_and_its_end_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+    ended = {"id": "1", "name": "demo-1", "state": "FAILED", "message": "no room"}
 
-    def follow(arguments: list[str]) -> int:
-        started.append(arguments)
-        return 1
+    def run_to_end(deployment: str, **given: Any) -> dict[str, Any]:
+        asked.append((deployment, given))
+        print("a line of the run")
+        return ended
 
-    monkeypatch.setattr("components.services.follow.main", follow)
+    monkeypatch.setattr("components.services.follow.run_to_end", run_to_end)
     arguments = ["run", "drafter-lifecycle", "demo", "--budget", "full", "--target", "source"]
     arguments += ["--param", 'begun_at="2026-01-01T00:00:00Z"', "--run-name", "demo-1"]
     assert invoke(arguments) == 1
-    (deployment, _, parameters, *further) = started[0]
-    assert deployment == "drafter-lifecycle/demo"
-    assert json.loads(parameters) == {
+    assert capsys.readouterr().out == "a line of the run\n"
+    parameters = {
         "recipe": "demo",
         "budget": "full",
         "target": "source",
         "begun_at": "2026-01-01T00:00:00Z",
     }
-    assert further[-2:] == ["--run-name", "demo-1"]
+    given = {"parameters": parameters, "name": "demo-1", "timeout_s": None}
+    assert asked == [("drafter-lifecycle/demo", given)]
+
+    assert invoke([*arguments, "--json", "--timeout-s", "60"]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out) == ended and told.err == "a line of the run\n"
+    assert asked[1][1]["timeout_s"] == 60
+
+
+def test_services_that_are_down_are_one_json_document(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke(["down", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"up": False, "num_killed": 0}
+    assert "services are not up" in told.err
 
 
 @pytest.mark.parametrize(
@@ -113,12 +131,12 @@ def test_what_ends_a_command_gives_its_exit_code(
     def fail(*_: Any) -> None:
         raise raised
 
-    monkeypatch.setattr("components.services.up.main", fail)
+    monkeypatch.setattr("components.services.up.bring_up", fail)
     assert invoke(["up"]) == code
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("components.services.up.main", lambda: 1 / 0)
+    monkeypatch.setattr("components.services.up.bring_up", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         invoke(["up"])
 
