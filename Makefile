@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 VARIANT ?= cpu
 PY := .venv/bin/python
-BUDGET ?=
+SIZE ?=
 DEMO_TIMEOUT_S ?= 7200
 NAME ?=
 PYTEST_ARGS ?=
@@ -37,9 +37,9 @@ up: setup ## start Prefect, MLflow, Mooncake, HAProxy and the deployments
 down: ## end everything that `make up` started
 	@if [ -x $(DSPARK) ]; then $(DSPARK) down; else echo "nothing is set up, so nothing is up"; fi
 
-demo: up ## the whole loop on the demo target, live (BUDGET=full for the longer one)
+demo: up ## the whole loop on the demo target, live (SIZE=full for the longer one)
 	@code=0; $(DSPARK) run drafter-lifecycle demo --target source --param 'begun_at="$(begun)"' \
-		$(if $(BUDGET),--budget $(BUDGET)) $(demo_options) || code=$$?; \
+		$(if $(SIZE),--size $(SIZE)) $(demo_options) || code=$$?; \
 		$(show_report) --run $(demo_run) --followed $$code
 
 demo-target-change: up ## the target changes twice; the drafter is re-measured, re-bound or retrained

@@ -20,16 +20,16 @@ from tasks.targets import find_target
 
 @flow(name="curate-data", log_prints=True, validate_parameters=True)
 def curate_data(
-    recipe: str = "demo", budget: str | None = None, target: str = PUBLISHED
+    recipe: str = "demo", size: str | None = None, target: str = PUBLISHED
 ) -> DatasetRef:
     """Collect, let the target answer, render with its own template, validate.
 
     Args:
         recipe: name in `configs/` or path of a recipe.
-        budget: overlay of the recipe, e.g. 'full'.
+        size: overlay of the recipe, e.g. 'full'.
         target: 'published' (what the watch looks at), 'source' (the recipe's own), or a folder.
     """
-    with run_of(recipe, budget=budget) as run:
+    with run_of(recipe, size=size) as run:
         found = find_target(run, target)
         choose_amounts(run, found)
         settings = write_prompts(run, found)

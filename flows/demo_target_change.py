@@ -21,15 +21,15 @@ from tasks.targets import find_target
 
 
 @flow(name="demo-target-change", log_prints=True)
-def demo_target_change(recipe: str = "demo", budget: str | None = "change") -> LifecycleReport:
+def demo_target_change(recipe: str = "demo", size: str | None = "change") -> LifecycleReport:
     """Publish two real changes where the watch looks, one after the other, and report what the loop
     made of them.
 
     Args:
         recipe: name in `configs/` or path of a recipe; its target must come from a package.
-        budget: overlay the lifecycles run with.
+        size: overlay the lifecycles run with.
     """
-    with run_of(recipe, budget=budget) as run:
+    with run_of(recipe, size=size) as run:
         source = find_target(run, SOURCE, publish=False)
         changes = []
         for name, make in (
@@ -37,7 +37,7 @@ def demo_target_change(recipe: str = "demo", budget: str | None = "change") -> L
             ("fine-tune on human chats", finetune),
         ):
             published_at = publish(run, make(run, source))
-            seen = watch_target(recipe, budget)
+            seen = watch_target(recipe, size)
             wait_for_run(seen.lifecycle_run_id, timeout_s=LIFECYCLE_TIMEOUT_S)
             changes.append(change_report(run, name, seen, published_at))
         return second_act_report(run, source, changes)

@@ -12,15 +12,15 @@ from tasks.registry import conclude_canary, find_champion, find_release
 
 @flow(name="deploy-canary", log_prints=True)
 def deploy_canary(
-    recipe: str = "demo", budget: str | None = None, version: int | None = None
+    recipe: str = "demo", size: str | None = None, version: int | None = None
 ) -> CanaryReport:
     """Shift traffic 1-5-25-50-100 % while a judge looks; verdict -> alias champion, or back.
 
     Args:
-        recipe, budget: as in `curate_data`.
+        recipe, size: as in `curate_data`.
         version: registered version to roll out; None takes the alias challenger.
     """
-    with run_of(recipe, budget=budget) as run:
+    with run_of(recipe, size=size) as run:
         champion = find_champion(run)
         release = find_release(run, version, champion)
         canary = roll_out(run, release, champion)

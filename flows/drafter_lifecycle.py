@@ -26,7 +26,7 @@ from tasks.targets import classify_target_change, find_target
 @flow(name="drafter-lifecycle", log_prints=True)
 def drafter_lifecycle(
     recipe: str = "demo",
-    budget: str | None = None,
+    size: str | None = None,
     target: str = PUBLISHED,
     begun_at: datetime | None = None,
 ) -> LifecycleReport:
@@ -35,12 +35,12 @@ def drafter_lifecycle(
 
     Args:
         recipe: name in `configs/` or path of a recipe.
-        budget: overlay of the recipe, e.g. 'full'.
+        size: overlay of the recipe, e.g. 'full'.
         target: 'published' (what the watch looks at), 'source' (the recipe's own), or a folder.
         begun_at: when the command began that this run is part of: a recipe's `pace.ends_within_s`
             counts from there; None: from this run's own start.
     """
-    with run_of(recipe, budget=budget, begun_at=begun_at) as run:
+    with run_of(recipe, size=size, begun_at=begun_at) as run:
         found = find_target(run, target)
         champion = find_champion(run)
         story = Story(found, champion, classify_target_change(run, found, champion))
@@ -51,18 +51,18 @@ def drafter_lifecycle(
             if story.policy.action is ChangeAction.REBIND:
                 candidate = rebind_champion(run, found, champion)
         if candidate is None:
-            story.dataset = curate_data(recipe, budget, found.path)
+            story.dataset = curate_data(recipe, size, found.path)
             parent = (
                 champion.checkpoint if champion and story.policy else None
             )  # a changed target: start warm
-            story.training = train_drafter(recipe, budget, found.path, story.dataset, parent)
+            story.training = train_drafter(recipe, size, found.path, story.dataset, parent)
             candidate = story.training.checkpoint
         untrained = (
             story.training.untrained
             if story.training and not story.training.checkpoint.parent_digest
             else None
         )
-        story.gate = gate_drafter(recipe, budget, found.path, candidate, untrained)
+        story.gate = gate_drafter(recipe, size, found.path, candidate, untrained)
         if story.gate.decision.verdict is Verdict.PASS:
-            story.canary = deploy_canary(recipe, budget, story.gate.release.version)
+            story.canary = deploy_canary(recipe, size, story.gate.release.version)
         return write_lifecycle_report(run, story)

@@ -17,7 +17,7 @@ from tasks.targets import find_target
 @flow(name="gate-drafter", log_prints=True)
 def gate_drafter(
     recipe: str = "demo",
-    budget: str | None = None,
+    size: str | None = None,
     target: str = PUBLISHED,
     checkpoint: CheckpointRef | None = None,
     untrained: CheckpointRef | None = None,
@@ -26,12 +26,12 @@ def gate_drafter(
     written decision.
 
     Args:
-        recipe, budget, target: as in `curate_data`.
+        recipe, size, target: as in `curate_data`.
         checkpoint: candidate; None takes the latest training's.
         untrained: what training is compared with, measured on a few prompts if the recipe asks for
             any.
     """
-    with run_of(recipe, budget=budget) as run:
+    with run_of(recipe, size=size) as run:
         found = find_target(run, target)
         if checkpoint is None:
             training = run.recall("training", TrainingResult)

@@ -17,19 +17,19 @@ from tasks.training import require_same_target, train_on_stream
 @flow(name="train-drafter", log_prints=True)
 def train_drafter(
     recipe: str = "demo",
-    budget: str | None = None,
+    size: str | None = None,
     target: str = PUBLISHED,
     dataset: DatasetRef | None = None,
     parent: CheckpointRef | None = None,
 ) -> TrainingResult:
-    """Extraction engine and trainer run side by side until the budget is spent.
+    """Extraction engine and trainer run side by side until the recipe's steps or time are spent.
 
     Args:
-        recipe, budget, target: as in `curate_data`.
+        recipe, size, target: as in `curate_data`.
         dataset: None takes the latest one of this target.
         parent: drafter whose weights are the start; None starts as the recipe says.
     """
-    with run_of(recipe, budget=budget) as run:
+    with run_of(recipe, size=size) as run:
         found = find_target(run, target)
         dataset = dataset or run.recall("dataset", DatasetRef)
         require_same_target(dataset, found)

@@ -13,16 +13,16 @@ from tasks.watch import start_lifecycle
 
 
 @flow(name="watch-target", log_prints=True)
-def watch_target(recipe: str = "demo", budget: str | None = None) -> WatchOutcome:
+def watch_target(recipe: str = "demo", size: str | None = None) -> WatchOutcome:
     """Fingerprint the published target (weights, quantization, tokenizer, serving) and compare with
     the champion's.
 
     A changed fingerprint starts `drafter-lifecycle` once, however often the watch looks meanwhile.
 
     Args:
-        recipe, budget: as in `curate_data`; the budget is handed to the lifecycle.
+        recipe, size: as in `curate_data`; the size is handed to the lifecycle.
     """
-    with run_of(recipe, budget=budget) as run:
+    with run_of(recipe, size=size) as run:
         target = find_target(run, PUBLISHED)
         change = classify_target_change(run, target, find_champion(run))
         changed = change.action is not ChangeAction.NOTHING

@@ -21,10 +21,10 @@ def start_lifecycle(context: Run, change: TargetChange) -> str:
     The idempotency key is the pair (bound, found): however often the watch looks, one change starts
     one run.
     """
-    key = f"target-change/{context.recipe.name}/{context.budget}/{change.digest}"
+    key = f"target-change/{context.recipe.name}/{context.size}/{change.digest}"
     run = run_deployment(
         f"drafter-lifecycle/{context.recipe.name}",
-        parameters={"recipe": context.recipe.name, "budget": context.budget, "target": "published"},
+        parameters={"recipe": context.recipe.name, "size": context.size, "target": "published"},
         idempotency_key=key,
         timeout=0,
         as_subflow=False,

@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 
 def gate(
     recipe: Annotated[str, typer.Option(help="Name in configs/ or path of a YAML file.")],
-    budget: Annotated[str | None, typer.Option(help="Overlay of the recipe.")] = None,
+    size: Annotated[str | None, typer.Option(help="Overlay of the recipe.")] = None,
     candidate: Annotated[
         Path | None, typer.Option(help="Checkpoint folder to measure on vLLM.")
     ] = None,
@@ -54,7 +54,7 @@ def gate(
 
     given = {
         "--recipe": recipe,
-        "--budget": budget,
+        "--size": size,
         "--candidate": candidate,
         "--champion": champion,
         "--target": target,

@@ -20,7 +20,7 @@ def add_to(app: typer.Typer) -> None:
 def run(
     flow: Annotated[str, typer.Argument(help="A flow of prefect.yaml, e.g. drafter-lifecycle.")],
     recipe: Annotated[str, typer.Argument(help="Name of a recipe in configs/.")] = "demo",
-    budget: Annotated[str | None, typer.Option(help="Overlay of the recipe, e.g. full.")] = None,
+    size: Annotated[str | None, typer.Option(help="Overlay of the recipe, e.g. full.")] = None,
     target: Annotated[
         str | None, typer.Option(help="'published', 'source', or a folder of the target.")
     ] = None,
@@ -41,10 +41,10 @@ def run(
     """Run a flow on a recipe and show its lines, as `prefect deployment run --watch` does.
 
     Exits with 0 where the run ends well, 1 where it does not. Example: dspark run
-    drafter-lifecycle demo --budget full
+    drafter-lifecycle demo --size full
     """
     deployment = f"{_flow(flow)}/{_deployment(flow, recipe)}"
-    parameters = _parameters(recipe, budget, target, param or [])
+    parameters = _parameters(recipe, size, target, param or [])
     if not follow:
         _start(deployment, parameters, run_name, as_json=as_json)
         return
@@ -87,11 +87,11 @@ def _deployment(flow: str, recipe: str) -> str:
 
 
 def _parameters(
-    recipe: str, budget: str | None, target: str | None, further: list[str]
+    recipe: str, size: str | None, target: str | None, further: list[str]
 ) -> dict[str, Any]:
     given: dict[str, Any] = {"recipe": recipe}
-    if budget is not None:
-        given["budget"] = budget
+    if size is not None:
+        given["size"] = size
     if target is not None:
         given["target"] = target
     for one in further:

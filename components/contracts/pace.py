@@ -33,7 +33,7 @@ class Amounts(Record):
     slices: dict[str, int] = Field(
         description="evaluation prompts by slice, of those that have a number"
     )
-    speed_concurrency: tuple[int, ...]
+    speed_requests_in_flight: tuple[int, ...]
     num_untrained_prompts: int
     canary_step_s: float
 

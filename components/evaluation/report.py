@@ -54,7 +54,7 @@ def build_report(
     speed: Mapping[str, Sequence[SpeedPoint]],
     prompts: Sequence[Prompt],
     recipe: Recipe,
-    budget: str | None = None,
+    size: str | None = None,
     look: int = 1,
     itself: Mapping[int, Measured] | None = None,
     further: Mapping[float, Mapping[str, Measured]] | None = None,
@@ -73,7 +73,7 @@ def build_report(
         speed: by arm, from `measure_speed`; arms without points get none.
         prompts: as handed to `measure_acceptance` (the untrained arm may have seen fewer of them).
         recipe: as used while measuring.
-        budget: overlay of the recipe.
+        size: overlay of the recipe.
         look: how often the candidate was measured for a decision on this target, this included.
         itself: by requests in flight, 'no_draft' answering once more.
         further: by temperature and arm, what was measured at further temperatures, on fewer
@@ -106,7 +106,7 @@ def build_report(
     return AcceptanceReport(
         target=target,
         recipe=recipe.name,
-        budget=budget,
+        size=size,
         look=look,
         dtype=recipe.engine.dtype,
         temperature=settings.temperature,

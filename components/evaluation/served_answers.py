@@ -42,7 +42,9 @@ def collect_answers(
         timeout_s=request_timeout_s,
         transport=transport,
     )
-    answers = asyncio.run(_collect(client, prompts, settings.acceptance_concurrency, progress))
+    answers = asyncio.run(
+        _collect(client, prompts, settings.acceptance_requests_in_flight, progress)
+    )
     kept = tuple(answer for answer in answers if answer.num_steps > 0)
     if not kept:
         raise EvaluationError(

@@ -1,11 +1,11 @@
 """Throughput and latency of the served arms against requests in flight.
 
-One arm at a time gets the machine. Within each concurrency the arms alternate round by round, and
-every second round runs them in reverse (A B, B A, A B, ...), so that a machine that slows down or
-speeds up over the minutes hits all arms alike. A round sends the same prompts to every arm, and
-other prompts than the round before: the rounds are the units that a speed-up is judged by
-(`rounds.py`), and eight prompts asked again and again would speak for those eight. Medians over the
-rounds are reported beside the rounds themselves.
+One arm at a time gets the machine. Within each number of requests in flight the arms alternate
+round by round, and every second round runs them in reverse (A B, B A, A B, ...), so that a machine
+that slows down or speeds up over the minutes hits all arms alike. A round sends the same prompts to
+every arm, and other prompts than the round before: the rounds are the units that a speed-up is
+judged by (`rounds.py`), and eight prompts asked again and again would speak for those eight.
+Medians over the rounds are reported beside the rounds themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from components.settings import EvaluationSettings
 
 @dataclass(frozen=True)
 class Round:
-    """One arm, one concurrency, one round."""
+    """One arm, one number of requests in flight, one round."""
 
     num_requests: int
     output_tokens_per_s: float
@@ -46,13 +46,13 @@ def measure_speed(
     progress: Progress | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> dict[str, tuple[SpeedPoint, ...]]:
-    """Measure every arm at every concurrency of the recipe, interleaved; points are in order of
-    concurrency.
+    """Measure every arm at every load of `settings.speed_requests_in_flight`, interleaved;
+    points are in order of that load.
 
-    Each round sends `max(speed_requests, concurrency)` prompts, the same ones to all arms, so arms
-    are compared on equal work. They are spread over all prompts, so of every slice, and move on by
-    one from round to round. The engines must serve nobody else meanwhile. Must not be called from a
-    running event loop.
+    Each round sends `max(speed_requests, requests in flight)` prompts, the same ones to all
+    arms, so arms are compared on equal work. They are spread over all prompts, so of every
+    slice, and move on by one from round to round. The engines must serve nobody else meanwhile.
+    Must not be called from a running event loop.
 
     Raises:
         EvaluationError: no prompts, two arms of one name, an engine that fails or answers without a
@@ -83,14 +83,14 @@ async def _measure(
     settings: EvaluationSettings,
     progress: Progress | None,
 ) -> dict[str, tuple[SpeedPoint, ...]]:
-    levels = sorted(set(settings.speed_concurrency))
+    levels = sorted(set(settings.speed_requests_in_flight))
     plan = [
         (
-            concurrency,
+            requests_in_flight,
             client,
-            round_prompts(prompts, max(settings.speed_requests, concurrency), index),
+            round_prompts(prompts, max(settings.speed_requests, requests_in_flight), index),
         )
-        for concurrency in levels
+        for requests_in_flight in levels
         for index in range(settings.speed_repeats)
         for client in (clients if index % 2 == 0 else reversed(clients))
     ]
@@ -99,11 +99,11 @@ async def _measure(
         for client in clients:
             await stack.enter_async_context(client)
             await client.warm_up(num_requests=max(levels))
-        for num_done, (concurrency, client, chosen) in enumerate(plan, start=1):
-            key = (client.endpoint.arm, concurrency)
-            rounds.setdefault(key, []).append(await _round(client, chosen, concurrency))
+        for num_done, (requests_in_flight, client, chosen) in enumerate(plan, start=1):
+            key = (client.endpoint.arm, requests_in_flight)
+            rounds.setdefault(key, []).append(await _round(client, chosen, requests_in_flight))
             if progress is not None:
-                progress(f"{key[0]} at {concurrency} in flight", num_done, len(plan))
+                progress(f"{key[0]} at {requests_in_flight} in flight", num_done, len(plan))
     return {
         client.endpoint.arm: tuple(
             speed_point(level, rounds[client.endpoint.arm, level]) for level in levels
@@ -122,7 +122,7 @@ def round_prompts(prompts: Sequence[Prompt], num_requests: int, index: int) -> l
     return [prompts[(index + stride * place) % len(prompts)] for place in range(num_requests)]
 
 
-async def _round(client: EngineClient, prompts: Sequence[Prompt], concurrency: int) -> Round:
+async def _round(client: EngineClient, prompts: Sequence[Prompt], requests_in_flight: int) -> Round:
     waiting = iter(prompts)
     answers: list[Completion] = []
 
@@ -133,7 +133,7 @@ async def _round(client: EngineClient, prompts: Sequence[Prompt], concurrency: i
             answers.append(await client.stream(prompt))
 
     started = time.perf_counter()
-    await all_or_first_error(one_in_flight() for _ in range(concurrency))
+    await all_or_first_error(one_in_flight() for _ in range(requests_in_flight))
     duration_s = time.perf_counter() - started
     if not all(answer.token_times for answer in answers):
         raise EvaluationError(
@@ -168,7 +168,7 @@ def inter_token_latencies_ms(token_times: Sequence[tuple[float, int]]) -> list[f
     return latencies
 
 
-def speed_point(concurrency: int, rounds: Sequence[Round]) -> SpeedPoint:
+def speed_point(requests_in_flight: int, rounds: Sequence[Round]) -> SpeedPoint:
     """Medians over `rounds` of throughput and of the per-round latency percentiles."""
 
     def median_of(percentile: float, samples: Sequence[tuple[float, ...]]) -> float:
@@ -177,7 +177,7 @@ def speed_point(concurrency: int, rounds: Sequence[Round]) -> SpeedPoint:
 
     ttft, itl = [r.ttft_ms for r in rounds], [r.itl_ms for r in rounds]
     return SpeedPoint(
-        concurrency=concurrency,
+        requests_in_flight=requests_in_flight,
         num_requests=sum(r.num_requests for r in rounds),
         output_tokens_per_s=float(np.median([r.output_tokens_per_s for r in rounds])),
         ttft_p50_ms=median_of(50, ttft),
@@ -191,10 +191,10 @@ def speed_point(concurrency: int, rounds: Sequence[Round]) -> SpeedPoint:
 def speedups(
     speed: Mapping[str, Sequence[SpeedPoint]], *, arm: str = Arm.CANDIDATE, over: str = Arm.NO_DRAFT
 ) -> dict[int, float]:
-    """Throughput of `arm` over that of `over` at each concurrency both were measured at."""
-    base = {point.concurrency: point.output_tokens_per_s for point in speed.get(over, ())}
+    """Throughput of `arm` over that of `over` at each load both were measured at."""
+    base = {point.requests_in_flight: point.output_tokens_per_s for point in speed.get(over, ())}
     return {
-        point.concurrency: point.output_tokens_per_s / base[point.concurrency]
-        for point in sorted(speed.get(arm, ()), key=lambda point: point.concurrency)
-        if base.get(point.concurrency, 0.0) > 0
+        point.requests_in_flight: point.output_tokens_per_s / base[point.requests_in_flight]
+        for point in sorted(speed.get(arm, ()), key=lambda point: point.requests_in_flight)
+        if base.get(point.requests_in_flight, 0.0) > 0
     }

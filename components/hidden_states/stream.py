@@ -59,7 +59,7 @@ class HiddenStateStream:
     the store.
 
     Args:
-        settings: layers, budget, concurrency, retries, checks.
+        settings: layers, budget, requests in flight, retries, checks.
         engine_urls: extraction engines (started with `extraction_args`), base URLs without /v1;
             none in mode offline.
         model: served model name.

@@ -130,7 +130,7 @@ def _train_s(recipe: Recipe, amounts: Amounts, probe: MachineProbe) -> float:
 
 def _gate_s(recipe: Recipe, amounts: Amounts, engine: EnginePace, probe: MachineProbe) -> float:
     evaluation = recipe.evaluation
-    rate = engine.tokens_per_s(evaluation.acceptance_concurrency)
+    rate = engine.tokens_per_s(evaluation.acceptance_requests_in_flight)
     num_answers = (
         sum(amounts.slices.values()) * (PLAIN_ROUNDS + DRAFTING_ROUNDS)
         + amounts.num_untrained_prompts
@@ -158,7 +158,7 @@ def _speed_s(recipe: Recipe, amounts: Amounts, engine: EnginePace) -> float:
         * max(evaluation.speed_requests, level)
         * evaluation.max_tokens
         / engine.tokens_per_s(level)
-        for level in amounts.speed_concurrency
+        for level in amounts.speed_requests_in_flight
     )
 
 
@@ -176,7 +176,9 @@ def _further_arms_s(
     num_answers = len(evaluation.rivals) * num_prompts
     num_answers += len(evaluation.draft_lengths) * min(evaluation.num_sampled_prompts, num_prompts)
     answers_s = (
-        num_answers * evaluation.max_tokens / engine.tokens_per_s(evaluation.acceptance_concurrency)
+        num_answers
+        * evaluation.max_tokens
+        / engine.tokens_per_s(evaluation.acceptance_requests_in_flight)
     )
     return num_engines * (probe.engine_up_s + _speed_s(recipe, amounts, engine)) + answers_s
 
@@ -190,7 +192,7 @@ def _sampled_s(recipe: Recipe, amounts: Amounts, engine: EnginePace) -> float:
     num_tokens += (
         num_hot * ARMS * evaluation.num_draw_prompts * evaluation.num_draws * evaluation.draw_tokens
     )
-    return num_tokens / engine.tokens_per_s(evaluation.acceptance_concurrency)
+    return num_tokens / engine.tokens_per_s(evaluation.acceptance_requests_in_flight)
 
 
 def _warm_prefix_s(recipe: Recipe, engine: EnginePace, probe: MachineProbe) -> float:

@@ -25,7 +25,7 @@ def full_amounts(recipe: Recipe) -> Amounts:
         slices={
             name: number for name, number in evaluation.slices.items() if isinstance(number, int)
         },
-        speed_concurrency=evaluation.speed_concurrency,
+        speed_requests_in_flight=evaluation.speed_requests_in_flight,
         num_untrained_prompts=evaluation.num_untrained_prompts,
         canary_step_s=recipe.canary.step_s,
     )
@@ -39,7 +39,7 @@ def least_amounts(recipe: Recipe, pace: PaceSettings) -> Amounts:
         slices={
             name: min(number, pace.min_prompts_per_slice) for name, number in full.slices.items()
         },
-        speed_concurrency=_serving_only(recipe, full.speed_concurrency),
+        speed_requests_in_flight=_serving_only(recipe, full.speed_requests_in_flight),
         num_untrained_prompts=0,
         canary_step_s=min(full.canary_step_s, pace.min_canary_step_s),
     )
@@ -52,7 +52,7 @@ def with_amounts(recipe: Recipe, amounts: Amounts) -> Recipe:
         "curation": {"num_conversations": amounts.num_conversations},
         "evaluation": {
             "slices": {**evaluation.slices, **amounts.slices},
-            "speed_concurrency": amounts.speed_concurrency,
+            "speed_requests_in_flight": amounts.speed_requests_in_flight,
             "num_untrained_prompts": amounts.num_untrained_prompts,
         },
         "canary": {"step_s": amounts.canary_step_s},
@@ -129,7 +129,7 @@ def _fewer_conversations(chosen: Amounts, least: Amounts, fits: Fits) -> Amounts
 
 
 def _serving_speed_only(chosen: Amounts, least: Amounts, _fits: Fits) -> Amounts:
-    return chosen.model_copy(update={"speed_concurrency": least.speed_concurrency})
+    return chosen.model_copy(update={"speed_requests_in_flight": least.speed_requests_in_flight})
 
 
 def _no_untrained(chosen: Amounts, least: Amounts, _fits: Fits) -> Amounts:
@@ -182,7 +182,7 @@ def _most(low: int, high: int, fits: Callable[[int], bool]) -> int:
 
 
 def _serving_only(recipe: Recipe, levels: tuple[int, ...]) -> tuple[int, ...]:
-    level = recipe.gate.serving_concurrency
+    level = recipe.gate.serving_requests_in_flight
     return (level,) if level in levels else levels[:1]
 
 
@@ -193,9 +193,11 @@ def _given_up(full: Amounts, chosen: Amounts) -> tuple[str, ...]:
             f"conversations, and training with them: {chosen.num_conversations} of "
             f"{full.num_conversations}"
         )
-    if chosen.speed_concurrency != full.speed_concurrency:
+    if chosen.speed_requests_in_flight != full.speed_requests_in_flight:
         levels = [
-            f"{level}" for level in full.speed_concurrency if level not in chosen.speed_concurrency
+            f"{level}"
+            for level in full.speed_requests_in_flight
+            if level not in chosen.speed_requests_in_flight
         ]
         told.append(f"speed at {', '.join(levels)} in flight")
     if chosen.num_untrained_prompts < full.num_untrained_prompts:

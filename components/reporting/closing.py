@@ -124,7 +124,7 @@ def _advice_on(rules: Sequence[RuleResult]) -> list[str]:
             told.append(
                 f"'{rule.rule}' needs about {rule.num_further_prompts} more prompts: raise "
                 "evaluation.slices by them,"
-                " or make demo BUDGET=full, which measures more"
+                " or make demo SIZE=full, which measures more"
             )
         elif rule.verdict is Verdict.INCONCLUSIVE:
             told.append(
@@ -133,10 +133,10 @@ def _advice_on(rules: Sequence[RuleResult]) -> list[str]:
         elif _is_comparison(rule):
             told.append(
                 "nothing has to be done: the champion stays; more data or steps may beat it "
-                "(BUDGET=full)"
+                "(SIZE=full)"
             )
         elif "acceptance" in rule.rule or "position" in rule.rule:
-            told.append("train on more: make demo BUDGET=full, or raise curation.num_conversations")
+            told.append("train on more: make demo SIZE=full, or raise curation.num_conversations")
         elif "speed" in rule.rule:
             told.append(
                 "draft less at that load (evaluation.draft_lengths), or train a drafter that "
@@ -157,6 +157,6 @@ def _advice_on_time(report: LifecycleReport) -> list[str]:
     elif report.pace is not None and report.pace.given_up:
         told.append(
             "this machine had no time for the whole recipe: a longer pace.ends_within_s, or "
-            "BUDGET=full, does more"
+            "SIZE=full, does more"
         )
     return told

@@ -54,8 +54,8 @@ def plan_rows(plan: PacePlan) -> tuple[tuple[str, str, str], list[tuple[str, str
         ),
         (
             "speed measured at, in flight",
-            _listed(full.speed_concurrency),
-            _listed(chosen.speed_concurrency),
+            _listed(full.speed_requests_in_flight),
+            _listed(chosen.speed_requests_in_flight),
         ),
         (
             "prompts for the untrained drafter",

@@ -25,7 +25,7 @@ PLOT_CAPTIONS = {
     "paired_differences": "Candidate against champion, same prompts",
     "acceptance_by_position": "Acceptance by draft position",
     "accepted_per_step": "Draft tokens accepted per target step",
-    "speed_by_concurrency": "Throughput against requests in flight",
+    "speed_by_requests_in_flight": "Throughput against requests in flight",
     "canary_weights": "Traffic on the candidate over time",
     "target_changes": "Old drafter, new drafter and no draft on the changed targets",
 }

@@ -53,7 +53,7 @@ class ArmFigures(Record):
             acceptance_length=arm.acceptance_length,
             acceptance_interval=arm.acceptance_interval,
             output_tokens_per_s={
-                point.concurrency: point.output_tokens_per_s for point in arm.speed
+                point.requests_in_flight: point.output_tokens_per_s for point in arm.speed
             },
         )
 
@@ -92,7 +92,7 @@ class LifecycleReport(Record):
     """One run of the loop. Stages that were not reached leave their part None."""
 
     recipe: str
-    budget: str | None = None
+    size: str | None = None
     target: TargetRef
     change: TargetChange | None = Field(
         default=None, description="against the target the champion is bound to"
@@ -155,12 +155,14 @@ def orchestration_share(stages: Sequence[StageTiming], total_s: float) -> float:
 def speedup(
     acceptance: AcceptanceReport, *, arm: str = Arm.CANDIDATE, over: str = Arm.NO_DRAFT
 ) -> dict[int, float]:
-    """tok/s of `arm` over tok/s of `over` at each concurrency that both have."""
+    """tok/s of `arm` over tok/s of `over` at each load that both have."""
     if arm not in acceptance.arms or over not in acceptance.arms:
         return {}
-    base = {point.concurrency: point.output_tokens_per_s for point in acceptance.arms[over].speed}
+    base = {
+        point.requests_in_flight: point.output_tokens_per_s for point in acceptance.arms[over].speed
+    }
     return {
-        point.concurrency: point.output_tokens_per_s / base[point.concurrency]
+        point.requests_in_flight: point.output_tokens_per_s / base[point.requests_in_flight]
         for point in acceptance.arms[arm].speed
-        if base.get(point.concurrency, 0.0) > 0
+        if base.get(point.requests_in_flight, 0.0) > 0
     }

@@ -45,8 +45,8 @@ where the services run. A key that is not in these tables is an error that names
 one, and so is a value out of its bounds. A key that is left out has its default; *required* ones
 have none. The word null is YAML's `null`: no value at all.
 
-**Overlays.** A recipe may hold `budgets`: named overlays, each a part of a recipe. The one that is
-asked for (`make demo BUDGET=full`, the parameter `budget` of every flow, `--budget` of the gate's
+**Overlays.** A recipe may hold `sizes`: named overlays, each a part of a recipe. The one that is
+asked for (`make demo SIZE=full`, the parameter `size` of every flow, `--size` of the gate's
 command) is laid over the recipe key by key: mappings are merged, so that a further slice joins the
 others; lists, values and `training.loss` are replaced. All overlays are checked whenever the recipe
 is loaded, not only the one that is used.

@@ -82,7 +82,7 @@ def headline(report: LifecycleReport) -> str:
 def _summary(report: LifecycleReport) -> Table:
     rows = [
         ("outcome", report.outcome),
-        ("recipe", report.recipe + (f" ({report.budget})" if report.budget else "")),
+        ("recipe", report.recipe + (f" ({report.size})" if report.size else "")),
     ]
     rows += [
         (
@@ -186,7 +186,7 @@ def _speed(report: AcceptanceReport) -> Iterator[Table]:
     arms = [arm for arm in ordered_arms(report) if arm.speed]
     if not arms:
         return
-    points = {(arm.arm, point.concurrency): point for arm in arms for point in arm.speed}
+    points = {(arm.arm, point.requests_in_flight): point for arm in arms for point in arm.speed}
     levels = sorted({level for _, level in points})
     ratios = speedup(report)
     rates, waits = [], []
@@ -201,7 +201,7 @@ def _speed(report: AcceptanceReport) -> Iterator[Table]:
         ("in flight", *names, "candidate / no draft"),
         tuple(rates),
         note="Medians over interleaved rounds.",
-        plots=("speed_by_concurrency",),
+        plots=("speed_by_requests_in_flight",),
     )
     yield Table(
         "Latency by requests in flight",

@@ -1,8 +1,8 @@
 """pydantic models of `configs/*.yaml`: the recipe of a target, and what the services need.
 
 Each component owns one small section; functions take their own section, never the whole recipe.
-Unknown keys are errors. A recipe may carry `budgets`: named overlays merged over it
-(`make demo BUDGET=full`). One module per section; importers take every name from here.
+Unknown keys are errors. A recipe may carry `sizes`: named overlays merged over it
+(`make demo SIZE=full`). One module per section; importers take every name from here.
 """
 
 from __future__ import annotations

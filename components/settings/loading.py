@@ -1,4 +1,4 @@
-"""From `configs/` to checked settings: a recipe over its preset, a budget over both."""
+"""From `configs/` to checked settings: a recipe over its preset, a size over both."""
 
 from __future__ import annotations
 
@@ -17,33 +17,31 @@ CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 PRESETS_DIR = CONFIGS_DIR / "presets"
 
 
-def load_recipe(name_or_path: str | Path, *, budget: str | None = None) -> Recipe:
+def load_recipe(name_or_path: str | Path, *, size: str | None = None) -> Recipe:
     """Load `configs/<name>.yaml` (or a path) over its `training.preset`, and the overlay
-    `budgets.<budget>` over both.
+    `sizes.<size>` over both.
 
     Number formats that the recipe leaves to the machine (`native`) are those of this one.
 
     Raises:
-        ConfigError: no such recipe or budget, not YAML, an unknown key (the nearest known key is
+        ConfigError: no such recipe or size, not YAML, an unknown key (the nearest known key is
             named) or a bad value.
     """
     path = _recipe_path(name_or_path)
     raw = _read_yaml(path)
-    budgets = raw.pop("budgets", {})
-    if budget is not None:
-        if budget not in budgets:
+    sizes = raw.pop("sizes", {})
+    if size is not None:
+        if size not in sizes:
             raise ConfigError(
-                f"{path.name} has no budget of that name",
-                got=budget,
-                expected=", ".join(budgets) or "none defined",
+                f"{path.name} has no size of that name",
+                got=size,
+                expected=", ".join(sizes) or "none defined",
             )
-        raw = _merge(raw, budgets[budget])
+        raw = _merge(raw, sizes[size])
     for overlay in (
-        budgets
+        sizes
     ):  # a mistyped key in an unused overlay is an error today, not on the night it is used
-        validate(
-            Recipe, _on_preset(_merge(raw, budgets[overlay])), f"{path.name} (budget {overlay})"
-        )
+        validate(Recipe, _on_preset(_merge(raw, sizes[overlay])), f"{path.name} (size {overlay})")
     return on_this_machine(validate(Recipe, _on_preset(raw), path.name))
 
 

@@ -88,10 +88,11 @@ class Recipe(Settings):
                 )
         if (
             self.gate.min_speedup is not None
-            and self.gate.serving_concurrency not in self.evaluation.speed_concurrency
+            and self.gate.serving_requests_in_flight not in self.evaluation.speed_requests_in_flight
         ):
             raise ValueError(
-                "gate.min_speedup needs gate.serving_concurrency among evaluation.speed_concurrency"
+                "gate.min_speedup needs gate.serving_requests_in_flight among"
+                " evaluation.speed_requests_in_flight"
             )
         if (
             self.drafter.start == "target_layers"

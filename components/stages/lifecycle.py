@@ -157,7 +157,7 @@ def _build(run: Run, story: Story) -> LifecycleReport:
     training, gate, serving = story.training, story.gate, _serving(run, story)
     return LifecycleReport(
         recipe=run.recipe.name,
-        budget=run.budget,
+        size=run.size,
         target=story.target,
         stages=stages,
         total_s=total_s,

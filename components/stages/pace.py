@@ -67,7 +67,10 @@ def _probe(run: Run, target: TargetRef, engine: Engine, pace: PaceSettings) -> M
     )
     answering.warm_up()
     engine_up_s = time.monotonic() - engine.started_at
-    curation, low = run.full_recipe.curation, run.full_recipe.evaluation.acceptance_concurrency
+    curation, low = (
+        run.full_recipe.curation,
+        run.full_recipe.evaluation.acceptance_requests_in_flight,
+    )
     high = min(curation.requests_in_flight, run.full_recipe.engine.max_num_seqs)
     rates = {high: _rate_of_written_prompts(run, target, engine, answering, pace)}
     rates[high] = rates[high] or answering.answer_rate(high, seconds=pace.probe_s)

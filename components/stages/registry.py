@@ -154,7 +154,7 @@ def register_if_passed(
             run.reporter.warning("the gate said %s: nothing is registered", decision.verdict)
             return None
         prompts = prompts_of(run.recipe)
-        asked = Asked(run.recipe, run.budget, prompts, champion_to_beat(checkpoint, champion))
+        asked = Asked(run.recipe, run.size, prompts, champion_to_beat(checkpoint, champion))
         check_decision(decision, report, asked=asked, signing_key=signing_key())
         release = register_release(
             registry,
@@ -201,7 +201,7 @@ def _open_run(run: Run, registry: Registry, target: TargetRef, dataset: DatasetR
             "target.quantization": target.quantization,
             "dataset.digest": dataset.digest if dataset else "none",
             "recipe": run.recipe.name,
-            "budget": run.budget or "default",
+            "size": run.size or "default",
         },
     )
     if dataset is not None:

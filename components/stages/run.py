@@ -34,7 +34,7 @@ class Run:
     """Name or path that the recipe was loaded by."""
     full_recipe: Recipe
     """As it was loaded; `recipe` is what is done of it."""
-    budget: str | None
+    size: str | None
     endpoints: Endpoints
     engines: EnginePool
     memory: MemorySampler
@@ -161,7 +161,7 @@ _open_run: Run | None = None
 def open_run(
     recipe: str,
     *,
-    budget: str | None,
+    size: str | None,
     name: str,
     started_at: datetime,
     reporter: Reporter,
@@ -171,18 +171,18 @@ def open_run(
     engines and clock.
 
     Args:
-        recipe, budget: as `load_recipe`.
+        recipe, size: as `load_recipe`.
         name: of the run; its folder carries it.
         started_at: when it began.
         reporter: what it tells people by.
         begun_at: when the command began that the run is part of; None: with the run.
 
     Raises:
-        ConfigError: the recipe or budget cannot be used.
+        ConfigError: the recipe or its size cannot be used.
         ServiceError: the services are not up.
     """
     global _open_run
-    loaded = load_recipe(recipe, budget=budget)
+    loaded = load_recipe(recipe, size=size)
     if _open_run is not None:
         if _open_run.full_recipe != loaded:
             raise ConfigError(
@@ -203,7 +203,7 @@ def open_run(
         _open_run = Run(
             recipe_source=recipe,
             full_recipe=loaded,
-            budget=budget,
+            size=size,
             endpoints=endpoints,
             engines=engines,
             memory=memory,

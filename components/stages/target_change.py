@@ -117,7 +117,7 @@ def second_act_report(
     stages = tuple(sorted(run.timings, key=lambda stage: stage.started_at))
     report = LifecycleReport(
         recipe=run.recipe.name,
-        budget=run.budget,
+        size=run.size,
         target=source,
         stages=stages,
         total_s=total_s,

@@ -52,7 +52,7 @@ class PrefectReporter:
 
 
 @contextmanager
-def run_of(recipe: str, *, budget: str | None, begun_at: datetime | None = None) -> Iterator[Run]:
+def run_of(recipe: str, *, size: str | None, begun_at: datetime | None = None) -> Iterator[Run]:
     """The run of this flow, or the one that is open: subflows of a lifecycle join it.
 
     Raises:
@@ -61,7 +61,7 @@ def run_of(recipe: str, *, budget: str | None, begun_at: datetime | None = None)
     show_errors_as_one_line()
     with open_run(
         recipe,
-        budget=budget,
+        size=size,
         name=str(flow_run.name),
         started_at=flow_run.scheduled_start_time or now_utc(),
         reporter=PrefectReporter(),

@@ -21,7 +21,7 @@ def run() -> list[Figure]:
     with own_services() as environment:
         report, loop_s = run_deployment(
             "drafter-lifecycle/demo",
-            {"recipe": "demo", "budget": None, "target": "source"},
+            {"recipe": "demo", "size": None, "target": "source"},
             environment=environment,
         )
         arms = report.acceptance.arms if report.acceptance else {}

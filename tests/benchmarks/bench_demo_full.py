@@ -1,4 +1,4 @@
-"""The demo loop with BUDGET=full: acceptance as served and speed with one request in flight (about
+"""The demo loop with SIZE=full: acceptance as served and speed with one request in flight (about
 35 min).
 """
 
@@ -16,11 +16,11 @@ from tests.benchmarks.run import Figure
 
 
 def run() -> list[Figure]:
-    """Figures of `make demo BUDGET=full` (set-up excluded), on services of their own."""
+    """Figures of `make demo SIZE=full` (set-up excluded), on services of their own."""
     with own_services() as environment:
         report, loop_s = run_deployment(
             "drafter-lifecycle/demo",
-            {"recipe": "demo", "budget": "full", "target": "source"},
+            {"recipe": "demo", "size": "full", "target": "source"},
             environment=environment,
         )
     if report.acceptance is None:

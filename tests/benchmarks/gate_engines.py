@@ -42,7 +42,7 @@ from tests.benchmarks.run import Figure
 
 NUM_GATES = 10
 NUM_ROUNDS = 5
-CONCURRENCY = 4
+REQUESTS_IN_FLIGHT = 4
 
 
 def engine_figures() -> list[Figure]:
@@ -82,7 +82,11 @@ def _overhead(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe) -> 
     """
     requests = len(prompts)
     settings = recipe.evaluation.model_copy(
-        update={"speed_concurrency": (CONCURRENCY,), "speed_requests": requests, "speed_repeats": 1}
+        update={
+            "speed_requests_in_flight": (REQUESTS_IN_FLIGHT,),
+            "speed_requests": requests,
+            "speed_repeats": 1,
+        }
     )
     speed, acceptance, bare, streamed = [], [], [], []
     for _ in range(NUM_ROUNDS):
@@ -134,7 +138,7 @@ async def _bare_client(
                 num_tokens += answered
 
         started = time.perf_counter()
-        await asyncio.gather(*(lane() for _ in range(CONCURRENCY)))
+        await asyncio.gather(*(lane() for _ in range(REQUESTS_IN_FLIGHT)))
         return num_tokens / (time.perf_counter() - started)
 
 
@@ -179,7 +183,7 @@ def _same_verdict(
 
 
 def _again(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe, load: int) -> Measured:
-    settings = recipe.evaluation.model_copy(update={"acceptance_concurrency": load})
+    settings = recipe.evaluation.model_copy(update={"acceptance_requests_in_flight": load})
     return measure_acceptance(plain, prompts, settings=settings, with_logprobs=True)
 
 

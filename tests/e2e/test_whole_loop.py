@@ -1,4 +1,4 @@
-"""The loop on the real target at a small budget: interrupted, run again, promoted, and taken
+"""The loop on the real target at a small size: interrupted, run again, promoted, and taken
 through target changes.
 """
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 FLOW_TIMEOUT_S = 4800
 
 MODEL = "smollm2-135m-drafter"
-BUDGET = {"recipe": "demo", "budget": "test"}
+SIZE_TEST = {"recipe": "demo", "size": "test"}
 GIB = 1024.0  # MiB
 
 
@@ -100,7 +100,7 @@ def registry(services: Services) -> Registry:
 
 @pytest.mark.long
 def test_ctrl_c_ends_every_child_and_changes_nothing(services: Services) -> None:
-    flow = start_flow(services, "drafter-lifecycle/demo", BUDGET)
+    flow = start_flow(services, "drafter-lifecycle/demo", SIZE_TEST)
     deadline = time.monotonic() + 600
     while not processes_of(services, "vllm.entrypoints") and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_every_child_and_changes_nothing(services: Services) -> None
 
 
 def test_loop_promotes_a_drafter_and_keeps_serving_it(services: Services) -> None:
-    run_flow(services, "drafter-lifecycle/demo", BUDGET)
+    run_flow(services, "drafter-lifecycle/demo", SIZE_TEST)
     report = newest_report(services)
     assert report.acceptance is not None and report.stream is not None and report.canary is not None
     arms = report.acceptance.arms
@@ -130,7 +130,7 @@ def test_loop_promotes_a_drafter_and_keeps_serving_it(services: Services) -> Non
     assert 0 < report.stream.peak_bytes_held <= report.stream.budget_bytes
     assert report.stream.peak_bytes_held < report.stream.bytes_streamed
     assert report.canary.promoted
-    steps = load_recipe("demo", budget="test").canary.weights_percent
+    steps = load_recipe("demo", size="test").canary.weights_percent
     assert tuple(step.weight_percent for step in report.canary.steps) == steps
     assert report.peak_memory_mib is not None and report.peak_memory_mib <= 12 * GIB
     release = champion(registry(services), MODEL)
@@ -158,7 +158,7 @@ def test_loop_promotes_a_drafter_and_keeps_serving_it(services: Services) -> Non
 def test_target_changes_are_followed(services: Services) -> None:
     before = champion(registry(services), MODEL)
     assert before is not None
-    run_flow(services, "demo-target-change/demo", BUDGET)
+    run_flow(services, "demo-target-change/demo", SIZE_TEST)
     quantized, finetuned = newest_report(services).target_changes
     assert quantized.kinds == ("quantization",)
     assert finetuned.kinds != ()

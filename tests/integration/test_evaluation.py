@@ -62,7 +62,7 @@ FINGERPRINT = TargetFingerprint(
 SETTINGS = EvaluationSettings(
     slices={"letters": 4, "numbers": 4},
     max_tokens=24,
-    speed_concurrency=(1, 2),
+    speed_requests_in_flight=(1, 2),
     speed_requests=2,
     speed_repeats=2,
 )
@@ -156,10 +156,13 @@ def test_arms_are_measured_and_decided_on(
         load: measure_acceptance(
             endpoints["no_draft"],
             PROMPTS,
-            settings=SETTINGS.model_copy(update={"acceptance_concurrency": load}),
+            settings=SETTINGS.model_copy(update={"acceptance_requests_in_flight": load}),
             with_logprobs=True,
         )
-        for load in (SETTINGS.acceptance_concurrency, 2 * SETTINGS.acceptance_concurrency)
+        for load in (
+            SETTINGS.acceptance_requests_in_flight,
+            2 * SETTINGS.acceptance_requests_in_flight,
+        )
     }
     candidate, plain = measured["candidate"], measured["no_draft"]
 
@@ -175,7 +178,7 @@ def test_arms_are_measured_and_decided_on(
 
     speed = measure_speed(list(endpoints.values()), PROMPTS, settings=SETTINGS)
     for points in speed.values():
-        assert [point.concurrency for point in points] == [1, 2]
+        assert [point.requests_in_flight for point in points] == [1, 2]
         assert all(
             point.output_tokens_per_s > 0 and point.ttft_p50_ms > 0 and point.itl_p50_ms > 0
             for point in points

@@ -47,7 +47,7 @@ RECIPE = {
         "max_tokens": 24,
         "temperatures": [0.0, 1.0],
         "num_sampled_prompts": 4,
-        "speed_concurrency": [1],
+        "speed_requests_in_flight": [1],
         "speed_requests": 2,
         "speed_repeats": 1,
         "draft_lengths": [1, 3],

@@ -130,7 +130,7 @@ class AcceptanceReport(Record):
 
     target: TargetRef
     recipe: str = Field(default="", description="name of the recipe it was measured by")
-    budget: str | None = Field(default=None, description="overlay of the recipe")
+    size: str | None = Field(default=None, description="overlay of the recipe")
     look: int = Field(
         default=1,
         ge=1,

@@ -96,7 +96,7 @@ class GateDecision(Record):
         default={}, description="the recipe's gate section it was decided by"
     )
     recipe: str = Field(default="", description="name of the recipe it was decided by")
-    budget: str | None = Field(default=None, description="overlay of that recipe")
+    size: str | None = Field(default=None, description="overlay of that recipe")
     look: int = Field(
         default=1, ge=1, description="how often the candidate was measured for it, this included"
     )

@@ -1,4 +1,4 @@
-"""What was measured of single requests, and of one arm at one concurrency."""
+"""What was measured of single requests, and of one arm at one load."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class ServedAnswer(Record):
 
 
 class SpeedPoint(Record):
-    """Throughput and latency of one arm at one concurrency."""
+    """Throughput and latency of one arm at one load."""
 
-    concurrency: int = Field(ge=1)
+    requests_in_flight: int = Field(ge=1)
     num_requests: int = Field(ge=0)
     output_tokens_per_s: float
     ttft_p50_ms: float

@@ -75,7 +75,7 @@ async def _draw(
         answers = await answer_all(
             client,
             repeated,
-            num_in_flight=settings.acceptance_concurrency,
+            num_in_flight=settings.acceptance_requests_in_flight,
             what="draws",
             with_token_ids=True,
             progress=progress,

@@ -88,7 +88,7 @@ def _figures(arm: ArmReport) -> list[tuple[str, float]]:
 
 
 def _speed_figures(point: SpeedPoint) -> list[tuple[str, float]]:
-    at = f"at {point.concurrency}"
+    at = f"at {point.requests_in_flight}"
     figures = [(f"tok/s {at}", point.output_tokens_per_s)]
     figures += [
         (f"tok/s {at}, round {k}", rate) for k, rate in enumerate(point.round_tokens_per_s, start=1)
@@ -176,7 +176,7 @@ def coverage(candidate: ArmReport, settings: GateSettings) -> RuleResult:
 
 
 def speedup_at_serving(report: AcceptanceReport, settings: GateSettings) -> RuleResult | None:
-    """tok/s over no draft at the serving concurrency; None without a limit in the recipe.
+    """tok/s over no draft at the serving load; None without a limit in the recipe.
 
     The geometric mean of the interleaved rounds' ratios and its interval (`rounds.py`): pass or
     fail where it is shown to lie at or above the limit or below it, at one-sided level `alpha`. A
@@ -185,7 +185,7 @@ def speedup_at_serving(report: AcceptanceReport, settings: GateSettings) -> Rule
     """
     if settings.min_speedup is None:
         return None
-    level, limit = settings.serving_concurrency, settings.min_speedup
+    level, limit = settings.serving_requests_in_flight, settings.min_speedup
     arms = {arm: one.speed for arm, one in report.arms.items()}
     ours, theirs = (_rounds(arms.get(arm, ()), level) for arm in (Arm.CANDIDATE, Arm.NO_DRAFT))
     estimate, confidence, further = estimate_speedup(ours, theirs), 1 - 2 * settings.alpha, None
@@ -210,7 +210,9 @@ def speedup_at_serving(report: AcceptanceReport, settings: GateSettings) -> Rule
 
 
 def _rounds(points: Sequence[SpeedPoint], level: int) -> tuple[float, ...]:
-    return next((point.round_tokens_per_s for point in points if point.concurrency == level), ())
+    return next(
+        (point.round_tokens_per_s for point in points if point.requests_in_flight == level), ()
+    )
 
 
 def _speed_words(

@@ -31,14 +31,14 @@ class Asked:
 
     Attributes:
         recipe: with its overlay.
-        budget: name of the overlay.
+        size: name of the overlay.
         prompts: of all slices of the recipe.
         champion_digest: of the drafter in service that the candidate must have been measured
             against; None: there is none, or it has the candidate's weights.
     """
 
     recipe: Recipe
-    budget: str | None
+    size: str | None
     prompts: tuple[Prompt, ...]
     champion_digest: str | None = None
 
@@ -52,7 +52,7 @@ def expected_loads(recipe: Recipe, *, num_draft_tokens: int) -> tuple[int, ...]:
     """
     if recipe.evaluation.temperature > 0:
         return ()
-    load = recipe.evaluation.acceptance_concurrency
+    load = recipe.evaluation.acceptance_requests_in_flight
     rows = min(load * (num_draft_tokens + 1), max(load, recipe.engine.max_num_seqs))
     return tuple(dict.fromkeys((load, rows)))
 
@@ -80,7 +80,7 @@ def _differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
     evaluation = asked.recipe.evaluation
     for what, got, wanted in (
         ("recipe", report.recipe, asked.recipe.name),
-        ("budget", report.budget, asked.budget),
+        ("size", report.size, asked.size),
         ("dtype", report.dtype, asked.recipe.engine.dtype),
         ("temperature", report.temperature, evaluation.temperature),
         ("answers' length", report.max_tokens, evaluation.max_tokens),
@@ -147,14 +147,14 @@ def _arm_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
         yield f"rivals not measured: {', '.join(sorted(missing))}"
     for name in (Arm.CANDIDATE, Arm.NO_DRAFT):
         loads = (
-            {point.concurrency for point in report.arms[name].speed}
+            {point.requests_in_flight for point in report.arms[name].speed}
             if name in report.arms
             else set()
         )
-        if name in report.arms and not set(evaluation.speed_concurrency) <= loads:
+        if name in report.arms and not set(evaluation.speed_requests_in_flight) <= loads:
             yield (
                 f"speed of {name} at {sorted(loads)} in flight for "
-                f"{sorted(evaluation.speed_concurrency)}"
+                f"{sorted(evaluation.speed_requests_in_flight)}"
             )
 
 

@@ -83,7 +83,7 @@ def decide(
         superior=is_above and verdict is Verdict.PASS,
         settings=settings.model_dump(mode="json"),
         recipe=asked.recipe.name if asked is not None else "",
-        budget=asked.budget if asked is not None else None,
+        size=asked.size if asked is not None else None,
         look=report.look,
         created_at=report.created_at,
     ).sealed(signing_key)

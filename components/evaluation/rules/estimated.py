@@ -106,7 +106,7 @@ def estimated_rule(
         estimate: behind the verdict; None when nothing can be said.
         alpha: one-sided level of this look, so the interval is one of 1 - 2 alpha. What is still
             needed is planned for the level of the next look.
-        settings: budget of further prompts, and the least number of prompts.
+        settings: limit of further prompts, and the least number of prompts.
         bootstrap: BCa interval of the same level.
         note: further words for `detail`.
     """
@@ -152,11 +152,11 @@ def _further_prompts(
     return max(needed, settings.min_prompts_per_slice, num_prompts + 1) - num_prompts
 
 
-def _needed_words(needed: int | None, budget: int) -> str:
+def _needed_words(needed: int | None, limit: int) -> str:
     if needed is None:
         return "no number of prompts can be named"
-    if needed > budget:
-        return f"about {needed:,} more prompts would decide it, beyond the budget of {budget:,}"
+    if needed > limit:
+        return f"about {needed:,} more prompts would decide it, beyond the limit of {limit:,}"
     return f"about {needed:,} more prompt{'s' if needed > 1 else ''} would decide it"
 
 

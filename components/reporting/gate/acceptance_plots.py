@@ -45,7 +45,7 @@ def acceptance_figures(
         "paired_differences": paired_differences(decision) if decision is not None else None,
         "acceptance_by_position": acceptance_by_position(report),
         "accepted_per_step": accepted_per_step(report),
-        "speed_by_concurrency": speed_by_concurrency(report, out_above=out_above),
+        "speed_by_requests_in_flight": speed_by_requests_in_flight(report, out_above=out_above),
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
@@ -188,7 +188,7 @@ def accepted_per_step(report: AcceptanceReport) -> Figure | None:
     return figure
 
 
-def speed_by_concurrency(
+def speed_by_requests_in_flight(
     report: AcceptanceReport, *, out_above: int | None = None
 ) -> Figure | None:
     """tok/s against requests in flight, a line per arm, the break-even with no draft marked; None
@@ -202,13 +202,13 @@ def speed_by_concurrency(
         "Throughput against requests in flight", subtitle=_speed_subtitle(ratios)
     )
     for arm in arms:
-        levels = [point.concurrency for point in arm.speed]
+        levels = [point.requests_in_flight for point in arm.speed]
         rates = [point.output_tokens_per_s for point in arm.speed]
         axes.plot(
             levels, rates, marker="o", linewidth=2.2, color=colour(arm.arm), label=label(arm.arm)
         )
     _speed_labels(axes, arms)
-    levels = sorted({point.concurrency for arm in arms for point in arm.speed})
+    levels = sorted({point.requests_in_flight for arm in arms for point in arm.speed})
     axes.set_xscale("log", base=2)
     axes.set_xticks(levels, [str(level) for level in levels])
     axes.minorticks_off()
@@ -312,7 +312,9 @@ def _speed_labels(axes: Any, arms: Sequence[ArmReport]) -> None:
     by_level: dict[int, list[tuple[float, str]]] = {}
     for arm in arms:
         for point in arm.speed:
-            by_level.setdefault(point.concurrency, []).append((point.output_tokens_per_s, arm.arm))
+            by_level.setdefault(point.requests_in_flight, []).append(
+                (point.output_tokens_per_s, arm.arm)
+            )
     for level, rates in by_level.items():
         ordered = sorted(rates)
         highest = ordered[-1][0]

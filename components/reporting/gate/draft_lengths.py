@@ -35,7 +35,7 @@ def length_table(report: AcceptanceReport) -> tuple[tuple[str, ...], list[tuple[
             for o in report.draft_lengths
         ),
     ]
-    loads = sorted({point.concurrency for _, _, speed, _ in measured for point in speed})
+    loads = sorted({point.requests_in_flight for _, _, speed, _ in measured for point in speed})
     rows = [
         (str(length), _length_over(prompts, ids), *_ratios(speed, base, loads))
         for length, prompts, speed, base in sorted(measured, key=lambda one: -one[0])
@@ -63,8 +63,8 @@ def _length_over(prompts: Sequence[PromptMeasurement], ids: set[str]) -> str:
 def _ratios(
     speed: Sequence[SpeedPoint], base: Sequence[SpeedPoint], loads: Sequence[int]
 ) -> list[str]:
-    ours = {point.concurrency: point.output_tokens_per_s for point in speed}
-    plain = {point.concurrency: point.output_tokens_per_s for point in base}
+    ours = {point.requests_in_flight: point.output_tokens_per_s for point in speed}
+    plain = {point.requests_in_flight: point.output_tokens_per_s for point in base}
     return [
         f"{ours[load] / plain[load]:.2f}x" if ours.get(load) and plain.get(load) else "-"
         for load in loads

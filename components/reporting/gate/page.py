@@ -96,7 +96,7 @@ def gate_page(
         _section("Acceptance length by slice", _lengths(report), figures, "acceptance_by_slice"),
         groups_section(groups),
         _section("Candidate against champion", "", figures, "paired_differences"),
-        _section("Speed", _speed(report, decision), figures, "speed_by_concurrency"),
+        _section("Speed", _speed(report, decision), figures, "speed_by_requests_in_flight"),
         _section("Fewer draft tokens", _draft_lengths(report), figures),
         rivals_section(report, rivals),
         warm_prefix_section(report.warm_prefix),
@@ -248,12 +248,12 @@ def _speed(report: AcceptanceReport, decision: GateDecision) -> str:
     if not arms:
         return ""
     ratios = {arm.arm: speedup(report, arm=arm.arm) for arm in arms}
-    levels = sorted({point.concurrency for arm in arms for point in arm.speed})
+    levels = sorted({point.requests_in_flight for arm in arms for point in arm.speed})
     rows = []
     for level in levels:
         row = [str(level)]
         for arm in arms:
-            point = next((point for point in arm.speed if point.concurrency == level), None)
+            point = next((point for point in arm.speed if point.requests_in_flight == level), None)
             ratio = ratios[arm.arm].get(level) if arm.arm != Arm.NO_DRAFT else None
             told = f" <span class='soft'>{ratio:.2f}x</span>" if ratio is not None else ""
             row.append(f"{point.output_tokens_per_s:.0f}{told}" if point else "-")

@@ -114,7 +114,7 @@ def _speed(report: AcceptanceReport) -> str:
         (one.rival.method, one.rival.num_draft_tokens, one.arm, one.no_draft_speed)
         for one in report.rivals
     ]
-    loads = sorted({point.concurrency for _, _, arm, _ in arms for point in arm.speed})
+    loads = sorted({point.requests_in_flight for _, _, arm, _ in arms for point in arm.speed})
     rows = [
         [
             escape(name),
@@ -151,8 +151,8 @@ def _drafted_length(arm: ArmReport) -> str:
 def _ratios(
     ours: Sequence[SpeedPoint], theirs: Sequence[SpeedPoint], loads: Sequence[int]
 ) -> list[str]:
-    rates = {point.concurrency: point.output_tokens_per_s for point in ours}
-    plain = {point.concurrency: point.output_tokens_per_s for point in theirs}
+    rates = {point.requests_in_flight: point.output_tokens_per_s for point in ours}
+    plain = {point.requests_in_flight: point.output_tokens_per_s for point in theirs}
     return [
         f"{rates[load] / plain[load]:.2f}x" if rates.get(load) and plain.get(load) else "-"
         for load in loads

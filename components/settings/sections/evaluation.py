@@ -58,12 +58,12 @@ class EvaluationSettings(Settings):
         description="Prompts, spread over all slices, for each further temperature and each of"
         " `draft_lengths`.",
     )
-    acceptance_concurrency: int = Field(
+    acceptance_requests_in_flight: int = Field(
         default=4,
         ge=1,
         description="Requests in flight while acceptance and draws are measured.",
     )
-    speed_concurrency: tuple[int, ...] = Field(
+    speed_requests_in_flight: tuple[int, ...] = Field(
         default=(1, 4, 8),
         description="Loads that speed is measured at, in requests in flight; the schedule of draft"
         " tokens is chosen from them, so name those that production sees.",

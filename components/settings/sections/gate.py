@@ -65,7 +65,7 @@ class GateSettings(Settings):
         default=500,
         ge=0,
         description="Prompts up to which an inconclusive rule asks for more; one that needs more"
-        " than these says that it lies beyond the budget.",
+        " than these says that it lies beyond the limit.",
     )
     min_position_acceptance: float = Field(
         default=0.1,
@@ -89,17 +89,17 @@ class GateSettings(Settings):
         description="Share of output tokens that must come from target steps with a draft; less"
         " means that the drafter is not at work.",
     )
-    serving_concurrency: int = Field(
+    serving_requests_in_flight: int = Field(
         default=1,
         ge=1,
         description="Load, in requests in flight, that `min_speedup` is about; it must be among"
-        " `evaluation.speed_concurrency` unless that is null.",
+        " `evaluation.speed_requests_in_flight` unless that is null.",
     )
     min_speedup: float | None = Field(
         default=1.0,
         gt=0,
-        description="Least tokens per second over no draft at `serving_concurrency`, shown over"
-        " interleaved rounds at level `alpha`. At 1, a drafter that is slower than none is no"
+        description="Least tokens per second over no draft at `serving_requests_in_flight`, shown"
+        " over interleaved rounds at level `alpha`. At 1, a drafter that is slower than none is no"
         " pass; null tells the speed and makes no rule of it.",
     )
     max_train_served_gap: float | None = Field(

@@ -12,8 +12,8 @@ class PaceSettings(Settings):
 
     The machine is probed once the plain engine is up; what is chosen is said before it is done.
     Given up are, in this order: conversations with their share of training, speed at loads other
-    than `gate.serving_concurrency`, the untrained drafter, prompts per slice, length of a canary
-    step. Rules and their levels never.
+    than `gate.serving_requests_in_flight`, the untrained drafter, prompts per slice, length of a
+    canary step. Rules and their levels never.
     """
 
     ends_within_s: float = Field(

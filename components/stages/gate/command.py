@@ -81,7 +81,7 @@ def _parser() -> _Parser:
         description="Measure a drafter and decide on it.",
     )
     parser.add_argument("--recipe", required=True, help="name in configs/ or path of a YAML file")
-    parser.add_argument("--budget", help="overlay of the recipe")
+    parser.add_argument("--size", help="overlay of the recipe")
     parser.add_argument("--candidate", type=Path, help="checkpoint folder to measure on vLLM")
     parser.add_argument(
         "--champion", type=Path, help="checkpoint folder it is compared with, on the same prompts"
@@ -106,7 +106,7 @@ def _measured(options: argparse.Namespace) -> GateDecision:
     """Serve and measure the candidate; report, decision, plots and page go to --out-dir."""
     if options.out_dir is None:
         raise ConfigError("measuring needs --out-dir, where report and logs go")
-    recipe = load_recipe(options.recipe, budget=options.budget)
+    recipe = load_recipe(options.recipe, size=options.size)
     candidate, champion = load_checkpoint_ref(options.candidate), _checkpoint(options.champion)
     target = _target(recipe, options.target)
     prompts, state_dir = prompts_of(recipe), resolve_state_dir()
@@ -114,7 +114,7 @@ def _measured(options: argparse.Namespace) -> GateDecision:
     with EnginePool(logs_dir=options.out_dir / "logs", port_base=free_port()) as engines:
         run = GateRun(
             recipe=recipe,
-            budget=options.budget,
+            size=options.size,
             prompts=prompts,
             engines=engines,
             cache_dir=state_dir,
@@ -126,7 +126,7 @@ def _measured(options: argparse.Namespace) -> GateDecision:
         look = next_look(state_dir, target.fingerprint, candidate)
         report = measure_gate(run, Contest(target, candidate, champion, look=look))
     decision = decide_gate(
-        run, report, Asked(recipe, options.budget, prompts, champion_to_beat(candidate, champion))
+        run, report, Asked(recipe, options.size, prompts, champion_to_beat(candidate, champion))
     )
     record_look(state_dir, report, decision)
     print(f"measured; page: {options.out_dir / 'plots' / 'gate.html'}", file=sys.stderr)
@@ -136,13 +136,13 @@ def _measured(options: argparse.Namespace) -> GateDecision:
 def _decided(options: argparse.Namespace) -> GateDecision:
     """Decide on a report measured before, or check a decision against it."""
     report = AcceptanceReport.read(options.report)
-    recipe = as_paced(load_recipe(options.recipe, budget=options.budget), report)
+    recipe = as_paced(load_recipe(options.recipe, size=options.size), report)
     decision = GateDecision.read(options.decision) if options.decision else None
     champion = _checkpoint(options.champion)
     champion_digest = (
         champion.digest if champion is not None else decision.champion_digest if decision else None
     )
-    asked = Asked(recipe, options.budget, prompts_of(recipe), champion_digest)
+    asked = Asked(recipe, options.size, prompts_of(recipe), champion_digest)
     if decision is not None:
         check_decision(decision, report, asked=asked, signing_key=signing_key())
         return decision

@@ -135,7 +135,7 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
         speed=speed,
         prompts=run.prompts,
         recipe=run.recipe,
-        budget=run.budget,
+        size=run.size,
         look=contest.look,
         further=further,
         sampled_outputs=sampled,
@@ -239,7 +239,9 @@ def _keep_answers(plain: Measured) -> PlainAnswers:
 
 
 def _again(run: GateRun, plain: ArmEndpoint, num_in_flight: int) -> Measured:
-    settings = run.recipe.evaluation.model_copy(update={"acceptance_concurrency": num_in_flight})
+    settings = run.recipe.evaluation.model_copy(
+        update={"acceptance_requests_in_flight": num_in_flight}
+    )
     return run.measure(
         plain,
         settings=settings,

@@ -34,10 +34,10 @@ def check_evidence(
     """
     decision, report = gate_decision_of(registry, release), acceptance_report_of(registry, release)
     try:
-        loaded = as_paced(load_recipe(recipe, budget=decision.budget), report)
+        loaded = as_paced(load_recipe(recipe, size=decision.size), report)
         asked = Asked(
             loaded,
-            decision.budget,
+            decision.size,
             prompts_of(loaded),
             champion_to_beat(release.checkpoint, champion),
         )

@@ -33,7 +33,7 @@ def gate_run(run: Run) -> GateRun:
     """The gate's part of this run."""
     return GateRun(
         recipe=run.recipe,
-        budget=run.budget,
+        size=run.size,
         prompts=prompts_of(run.recipe),
         engines=run.engines,
         cache_dir=run.state_dir,
@@ -82,9 +82,7 @@ def decide_on(
     """Apply the recipe's rules; the decision is written beside the report and shown."""
     gate = gate_run(run)
     to_beat = champion_to_beat(candidate, champion)
-    decision = decide_gate(
-        gate, report, Asked(run.recipe, run.budget, tuple(gate.prompts), to_beat)
-    )
+    decision = decide_gate(gate, report, Asked(run.recipe, run.size, tuple(gate.prompts), to_beat))
     record_look(run.state_dir, report, decision)
     _publish(run, decision)
     return decision

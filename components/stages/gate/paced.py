@@ -24,7 +24,9 @@ def as_paced(recipe: Recipe, report: AcceptanceReport) -> Recipe:
     candidate = report.arms.get(Arm.CANDIDATE)
     names = [prompt.prompt_id for prompt in candidate.prompts] if candidate is not None else []
     counts = Counter(name.rsplit("/", 1)[0] for name in {*names, *report.excluded})
-    loads = {point.concurrency for point in candidate.speed} if candidate is not None else set()
+    loads = (
+        {point.requests_in_flight for point in candidate.speed} if candidate is not None else set()
+    )
     return with_amounts(
         recipe,
         full.model_copy(
@@ -33,10 +35,10 @@ def as_paced(recipe: Recipe, report: AcceptanceReport) -> Recipe:
                     name: min(number, max(least.slices[name], counts[name]))
                     for name, number in full.slices.items()
                 },
-                "speed_concurrency": tuple(
+                "speed_requests_in_flight": tuple(
                     level
-                    for level in full.speed_concurrency
-                    if level in loads or level in least.speed_concurrency
+                    for level in full.speed_requests_in_flight
+                    if level in loads or level in least.speed_requests_in_flight
                 ),
             }
         ),

@@ -37,7 +37,7 @@ class GateRun:
 
     Attributes:
         recipe: what is measured, and how engines are started.
-        budget: overlay of the recipe.
+        size: overlay of the recipe.
         prompts: of all slices.
         engines: pool that starts and stops the arms.
         cache_dir: folder of what outlives this run: the table of request kinds of each engine
@@ -49,7 +49,7 @@ class GateRun:
     """
 
     recipe: Recipe
-    budget: str | None
+    size: str | None
     prompts: Sequence[Prompt]
     engines: EnginePool
     cache_dir: Path

@@ -93,13 +93,13 @@ def test_a_run_gets_its_parameters_and_its_end_is_told(
         return ended
 
     monkeypatch.setattr("components.services.follow.run_to_end", run_to_end)
-    arguments = ["run", "drafter-lifecycle", "demo", "--budget", "full", "--target", "source"]
+    arguments = ["run", "drafter-lifecycle", "demo", "--size", "full", "--target", "source"]
     arguments += ["--param", 'begun_at="2026-01-01T00:00:00Z"', "--run-name", "demo-1"]
     assert invoke(arguments) == 1
     assert capsys.readouterr().out == "a line of the run\n"
     parameters = {
         "recipe": "demo",
-        "budget": "full",
+        "size": "full",
         "target": "source",
         "begun_at": "2026-01-01T00:00:00Z",
     }

@@ -62,7 +62,7 @@ def recipe_blocks() -> list[tuple[str, dict[str, Any]]]:
 def test_recipes_load(block: dict[str, Any], tmp_path: Path) -> None:
     """A whole recipe as it stands, a part over the demo's."""
     base = {} if "name" in block else yaml.safe_load((CONFIGS_DIR / "demo.yaml").read_text())
-    base.pop("budgets", None)
+    base.pop("sizes", None)
     merged = {**base, **block}
     for name in base.keys() & block.keys() - {"target"}:
         merged[name] = {**base[name], **block[name]}

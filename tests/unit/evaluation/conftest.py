@@ -86,7 +86,7 @@ def _speed(
     """Points at these tok/s by load; `rounds` are factors of each round's."""
     return tuple(
         SpeedPoint(
-            concurrency=level, num_requests=8, output_tokens_per_s=rate,
+            requests_in_flight=level, num_requests=8, output_tokens_per_s=rate,
             ttft_p50_ms=10, ttft_p99_ms=20, itl_p50_ms=5, itl_p99_ms=9,
             round_tokens_per_s=tuple(rate * factor for factor in rounds),
         )

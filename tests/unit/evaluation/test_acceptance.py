@@ -15,7 +15,9 @@ from components.evaluation.acceptance import counter_growth, measure_acceptance
 from components.evaluation.prompts import Prompt
 from components.settings import EvaluationSettings
 
-SETTINGS = EvaluationSettings(slices={"a": 3}, acceptance_concurrency=2, max_excluded_share=0.5)
+SETTINGS = EvaluationSettings(
+    slices={"a": 3}, acceptance_requests_in_flight=2, max_excluded_share=0.5
+)
 CANDIDATE = ArmEndpoint(
     arm="candidate", url="http://engine", model="m", checkpoint_digest="c", num_draft_tokens=2
 )
@@ -45,7 +47,7 @@ def test_figures_come_from_the_engine_and_warm_up_is_left_out(engine: Any) -> No
     assert measured.counters["vllm:spec_decode_num_drafts"] == 18
     assert measured.counters['vllm:spec_decode_num_accepted_tokens_per_pos{position="1"}'] == 9
     assert measured.counters["vllm:generation_tokens"] == 42
-    assert len(engine.payloads) == 3 + SETTINGS.acceptance_concurrency
+    assert len(engine.payloads) == 3 + SETTINGS.acceptance_requests_in_flight
     assert measured.engine_version == "0.0"
 
 
@@ -61,7 +63,7 @@ def test_missing_request_metrics_name_the_flag(engine: Any) -> None:
 
 
 def test_restart_of_the_engine_is_noticed(engine: Any) -> None:
-    engine.restart_after = SETTINGS.acceptance_concurrency + 2
+    engine.restart_after = SETTINGS.acceptance_requests_in_flight + 2
     with pytest.raises(EvaluationError, match="restarted while it was measured"):
         measure(engine)
 

@@ -59,11 +59,11 @@ def test_arms_alternate_and_turn_round(engine: Any) -> None:
         for name in ("a", "b")
     ]
     settings = EvaluationSettings(
-        slices={"a": 2}, speed_concurrency=(1, 2), speed_requests=1, speed_repeats=2
+        slices={"a": 2}, speed_requests_in_flight=(1, 2), speed_requests=1, speed_repeats=2
     )
     speed = measure_speed(arms, PROMPTS, settings=settings, transport=httpx.MockTransport(note))
     assert "".join(order) == "abba" + "aabbbbaa"
-    assert [point.concurrency for point in speed["b"]] == [1, 2]
+    assert [point.requests_in_flight for point in speed["b"]] == [1, 2]
     assert [point.num_requests for point in speed["b"]] == [2, 4]
     assert all(point.output_tokens_per_s > 0 for point in speed["a"])
 
@@ -99,7 +99,7 @@ def test_arms_get_the_same_prompts_within_a_round(engine: Any) -> None:
         for name in ("a", "b")
     ]
     settings = EvaluationSettings(
-        slices={"a": 2}, speed_concurrency=(1,), speed_requests=1, speed_repeats=4
+        slices={"a": 2}, speed_requests_in_flight=(1,), speed_requests=1, speed_repeats=4
     )
     speed = measure_speed(arms, PROMPTS, settings=settings, transport=httpx.MockTransport(note))
     assert asked["a"] == asked["b"] == ["prompt 0", "prompt 1", "prompt 0", "prompt 1"]
@@ -138,7 +138,7 @@ def test_an_arm_that_is_slow_to_warm_is_not_called_slow(
         for name in ("late", "early")
     ]
     settings = EvaluationSettings(
-        slices={"a": 2}, speed_concurrency=(1, 4), speed_requests=2, speed_repeats=1
+        slices={"a": 2}, speed_requests_in_flight=(1, 4), speed_requests=2, speed_repeats=1
     )
     speed = measure_speed(arms, PROMPTS, settings=settings, transport=httpx.MockTransport(answer))
     assert slow[0] == 0

@@ -62,9 +62,12 @@ def test_two_loads_give_the_cost_of_a_step_and_of_a_row() -> None:
 
 def test_what_a_recipe_asks_of_the_gate_beside_is_counted(recipe: Recipe) -> None:
     amounts = Amounts(
-        num_conversations=450, slices={"mt_bench": 10, "humaneval": 8}, speed_concurrency=(1,),
-        num_untrained_prompts=0, canary_step_s=12,
-    )  # fmt: skip
+        num_conversations=450,
+        slices={"mt_bench": 10, "humaneval": 8},
+        speed_requests_in_flight=(1,),
+        num_untrained_prompts=0,
+        canary_step_s=12,
+    )
 
     def gate_s(**values: object) -> float:
         evaluation = recipe.evaluation.model_copy(update=values)
@@ -101,9 +104,12 @@ def test_rates_that_contradict_a_cost_per_row_are_not_extrapolated_below_zero() 
 
 def test_stages_by_hand(recipe: Recipe) -> None:
     amounts = Amounts(
-        num_conversations=450, slices={"mt_bench": 10, "humaneval": 8}, speed_concurrency=(1,),
-        num_untrained_prompts=0, canary_step_s=12,
-    )  # fmt: skip
+        num_conversations=450,
+        slices={"mt_bench": 10, "humaneval": 8},
+        speed_requests_in_flight=(1,),
+        num_untrained_prompts=0,
+        canary_step_s=12,
+    )
     stages = stage_seconds(recipe, amounts, FAST)
     assert stages["write prompts"] == pytest.approx(1.7 * 0.4 * 450 * 50 / 640)
     assert stages["regenerate"] == pytest.approx(450 * 120 / 640)
@@ -154,7 +160,7 @@ def test_three_times_slower_ends_in_time_with_all_rules(recipe: Recipe, pace: Pa
     assert plan.fits and plan.expected_s <= 1150
     done = with_amounts(recipe, plan.chosen)
     assert done.gate == recipe.gate
-    assert recipe.gate.serving_concurrency in done.evaluation.speed_concurrency
+    assert recipe.gate.serving_requests_in_flight in done.evaluation.speed_requests_in_flight
     assert all(number >= 8 for number in plan.chosen.slices.values())
     assert plan.chosen.num_conversations >= pace.min_conversations
 
@@ -214,10 +220,10 @@ def test_only_amounts_change_and_own_slices_stay(recipe: Recipe, pace: PaceSetti
 
 
 @pytest.mark.parametrize(
-    ("name", "budget"), [("qwen3-8b", None), ("demo", "full"), ("demo", "test"), ("demo", "change")]
+    ("name", "size"), [("qwen3-8b", None), ("demo", "full"), ("demo", "test"), ("demo", "change")]
 )
-def test_other_recipes_and_budgets_have_no_pace(name: str, budget: str | None) -> None:
-    assert load_recipe(name, budget=budget).pace is None
+def test_other_recipes_and_budgets_have_no_pace(name: str, size: str | None) -> None:
+    assert load_recipe(name, size=size).pace is None
 
 
 def test_the_demo_hides_no_seconds_of_training() -> None:

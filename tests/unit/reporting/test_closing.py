@@ -97,7 +97,7 @@ def test_a_fail_says_the_rule_what_serves_and_what_to_do() -> None:
     assert lines[0] == "the gate said fail: nothing was promoted"
     assert lines[1] == "  acceptance length: 1.100, limit 1.200 (told)"
     assert lines[2] == f"what serves now: {NOTHING}"
-    assert lines[3].startswith("what to do: train on more: make demo BUDGET=full")
+    assert lines[3].startswith("what to do: train on more: make demo SIZE=full")
     assert not any("told only" in line or "finite" in line for line in lines)
 
 
@@ -210,7 +210,7 @@ def plan(*, fits: bool) -> PacePlan:
     full = Amounts(
         num_conversations=900,
         slices={"maths": 16},
-        speed_concurrency=(1, 4),
+        speed_requests_in_flight=(1, 4),
         num_untrained_prompts=8,
         canary_step_s=12,
     )

@@ -51,7 +51,7 @@ TARGET = TargetRef(
 def arm(name: str, length: float, *, num_positions: int, rates: dict[int, float]) -> ArmReport:
     points = tuple(
         SpeedPoint(
-            concurrency=level, num_requests=8, output_tokens_per_s=rate,
+            requests_in_flight=level, num_requests=8, output_tokens_per_s=rate,
             ttft_p50_ms=61, ttft_p99_ms=92, itl_p50_ms=7, itl_p99_ms=9,
         )
         for level, rate in rates.items()

@@ -30,10 +30,10 @@ class Server:
         path = request.url.path.removeprefix("/api")
         body = json.loads(request.content) if request.content else {}
         if path.startswith("/deployments/name/drafter-lifecycle/demo"):
-            schema = {"properties": {"recipe": {}, "budget": {}}}
+            schema = {"properties": {"recipe": {}, "size": {}}}
             found = {
                 "id": "d",
-                "parameters": {"recipe": "demo", "budget": None},
+                "parameters": {"recipe": "demo", "size": None},
                 "parameter_openapi_schema": schema,
             }
             return httpx.Response(200, json=found)
@@ -79,9 +79,9 @@ def _record(number: int, run_id: str = "run1", message: str | None = None) -> di
 
 
 def test_parameters_are_merged_over_the_deployment_s(api: PrefectApi, server: Server) -> None:
-    api.create_run("drafter-lifecycle/demo", parameters={"budget": "full"})
+    api.create_run("drafter-lifecycle/demo", parameters={"size": "full"})
     assert server.created is not None
-    assert server.created["parameters"] == {"recipe": "demo", "budget": "full"}
+    assert server.created["parameters"] == {"recipe": "demo", "size": "full"}
 
 
 def test_a_run_can_be_named_so_that_its_report_is_found(api: PrefectApi, server: Server) -> None:
@@ -92,7 +92,7 @@ def test_a_run_can_be_named_so_that_its_report_is_found(api: PrefectApi, server:
 
 
 def test_an_unknown_parameter_or_deployment_is_refused(api: PrefectApi, server: Server) -> None:
-    with pytest.raises(ConfigError, match="no such parameter; got buget; expected recipe, budget"):
+    with pytest.raises(ConfigError, match="no such parameter; got buget; expected recipe, size"):
         api.create_run("drafter-lifecycle/demo", parameters={"buget": "full"})
     assert server.created is None
     with pytest.raises(ServiceError, match="no deployment 'nope/demo'"):

@@ -26,8 +26,8 @@ def changed_demo(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("name", RECIPES)
 def test_shipped_recipes_load_with_every_budget(name: str) -> None:
     raw = yaml.safe_load((CONFIGS_DIR / f"{name}.yaml").read_text())
-    for budget in (None, *raw.get("budgets", {})):
-        assert load_recipe(name, budget=budget).target.name
+    for size in (None, *raw.get("sizes", {})):
+        assert load_recipe(name, size=size).target.name
 
 
 def test_shipped_services_load() -> None:
@@ -35,7 +35,7 @@ def test_shipped_services_load() -> None:
 
 
 def test_a_budget_changes_only_what_it_names() -> None:
-    plain, full = load_recipe("demo"), load_recipe("demo", budget="full")
+    plain, full = load_recipe("demo"), load_recipe("demo", size="full")
     assert full.curation.num_conversations > plain.curation.num_conversations
     assert full.curation.sources == plain.curation.sources
 
@@ -55,8 +55,8 @@ def test_a_mistyped_key_of_an_optional_section_names_the_nearest_one_too(tmp_pat
 
 
 def test_a_mistyped_key_in_a_budget_is_found_before_it_is_used(tmp_path: Path) -> None:
-    path = changed_demo(tmp_path, budgets={"full": {"curation": {"num_convs": 3}}})
-    with pytest.raises(ConfigError, match=r"budget full.*unknown key curation\.num_convs"):
+    path = changed_demo(tmp_path, sizes={"full": {"curation": {"num_convs": 3}}})
+    with pytest.raises(ConfigError, match=r"size full.*unknown key curation\.num_convs"):
         load_recipe(path)
 
 
@@ -67,7 +67,7 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
 
 def test_an_unknown_budget_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"got fll; expected full, "):
-        load_recipe("demo", budget="fll")
+        load_recipe("demo", size="fll")
 
 
 def test_prompts_and_answers_must_fit_the_engine(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ PROBE = MachineProbe(
 
 
 def run_of(recipe: Recipe, **fields: Any) -> Run:
-    given = dict.fromkeys(("budget", "endpoints", "engines", "memory", "run_dir"))
+    given = dict.fromkeys(("size", "endpoints", "engines", "memory", "run_dir"))
     return Run(
         **{
             **given,

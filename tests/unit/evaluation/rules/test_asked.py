@@ -30,7 +30,7 @@ from components.settings import load_recipe
 DEMO = load_recipe("demo")
 RECIPE = DEMO.model_copy(update={"engine": DEMO.engine.model_copy(update={"dtype": "bfloat16"})})
 EVALUATION = RECIPE.evaluation.model_copy(
-    update={"slices": {"a": 6, "b": 6}, "speed_concurrency": (1,), "num_sampled_prompts": 6}
+    update={"slices": {"a": 6, "b": 6}, "speed_requests_in_flight": (1,), "num_sampled_prompts": 6}
 )
 GATE = RECIPE.gate.model_copy(
     update={"min_speedup": None, "max_train_served_gap": None, "non_inferiority_margin": 0.5}
@@ -139,7 +139,7 @@ def without(**changes: Any) -> Callable[[dict[str, Any]], None]:
         ),
         (without(max_tokens=16), "answers' length 16 for 64"),
         (without(recipe="other"), "recipe other for demo"),
-        (without(budget="test"), "budget test for None"),
+        (without(size="test"), "size test for None"),
         (without(dtype="float32"), "dtype float32 for bfloat16"),
         (without(prompt_digest="0" * 64), "other prompts than the recipe's"),
         (without(excluded={"a/1": "too long", "a/2": "too long"}), "prompts left out"),

@@ -176,7 +176,7 @@ def test_an_undecided_slice_names_the_prompts_it_needs(
     short = rule(
         decide(report(*arms), settings=GateSettings(max_further_prompts=0)), "non-inferior on a"
     )
-    assert "beyond the budget of 0" in short.detail
+    assert "beyond the limit of 0" in short.detail
     assert set(told.p_values) == {"non-inferior", "worse by the margin (Holm)", "better (Holm)"}
     assert told.interval is not None and told.bootstrap_interval is not None
 
@@ -222,7 +222,7 @@ def with_rounds(report: Any, arm: Any, prompts: Any) -> Any:
     return make
 
 
-SPEED = GateSettings(min_speedup=1.2, serving_concurrency=4)
+SPEED = GateSettings(min_speedup=1.2, serving_requests_in_flight=4)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def arm(
     length = 1 + sum(accepted) / (20 * len(accepted))
     speed = tuple(
         SpeedPoint(
-            concurrency=level, num_requests=8, output_tokens_per_s=rate,
+            requests_in_flight=level, num_requests=8, output_tokens_per_s=rate,
             ttft_p50_ms=61, ttft_p99_ms=92, itl_p50_ms=7, itl_p99_ms=9,
         )
         for level, rate in rates.items()

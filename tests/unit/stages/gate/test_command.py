@@ -48,10 +48,10 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told["evaluation"] |= {
         "slices": {"conversations": 8},
         "max_tokens": 32,
-        "speed_concurrency": [1],
+        "speed_requests_in_flight": [1],
     }
     told["gate"] |= {"min_speedup": None, "max_train_served_gap": None}
-    told.pop("budgets")
+    told.pop("sizes")
     path = tmp_path_factory.mktemp("recipe") / "demo.yaml"
     path.write_text(yaml.safe_dump(told))
     return path
@@ -62,7 +62,7 @@ def speed(rate: float) -> Any:
 
     return (
         SpeedPoint(
-            concurrency=1, num_requests=8, output_tokens_per_s=rate,
+            requests_in_flight=1, num_requests=8, output_tokens_per_s=rate,
             ttft_p50_ms=1, ttft_p99_ms=1, itl_p50_ms=1, itl_p99_ms=1,
         ),
     )  # fmt: skip

@@ -15,7 +15,10 @@ RECIPE = DEMO.model_copy(
     update={
         "pace": PaceSettings(ends_within_s=1000, min_prompts_per_slice=8),
         "evaluation": DEMO.evaluation.model_copy(
-            update={"slices": {"mt_bench": 16, "humaneval": 8}, "speed_concurrency": (1, 4, 8)}
+            update={
+                "slices": {"mt_bench": 16, "humaneval": 8},
+                "speed_requests_in_flight": (1, 4, 8),
+            }
         ),
     }
 )
@@ -27,7 +30,7 @@ def report(mt_bench: int, humaneval: int, *, loads: tuple[int, ...], excluded: i
     ]
     candidate = SimpleNamespace(
         prompts=[SimpleNamespace(prompt_id=name) for name in names],
-        speed=[SimpleNamespace(concurrency=load) for load in loads],
+        speed=[SimpleNamespace(requests_in_flight=load) for load in loads],
     )
     return SimpleNamespace(
         arms={"candidate": candidate},
@@ -37,7 +40,7 @@ def report(mt_bench: int, humaneval: int, *, loads: tuple[int, ...], excluded: i
 
 def asked(recipe: Any, about: Any) -> tuple[dict[str, int], tuple[int, ...]]:
     paced = as_paced(recipe, about)
-    return dict(paced.evaluation.slices), paced.evaluation.speed_concurrency
+    return dict(paced.evaluation.slices), paced.evaluation.speed_requests_in_flight
 
 
 def test_fewer_prompts_and_loads_within_what_the_pace_gives_up() -> None:
