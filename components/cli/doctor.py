@@ -22,7 +22,7 @@ NUM_PINS_SHOWN = 5
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """How bad a diagnosis is."""
 
     OK = "ok"
     NOTE = "note"
@@ -30,7 +30,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at.
 
     Attributes:
@@ -58,19 +58,19 @@ def doctor(as_json: Json = False) -> None:
     """
     from components.cli.facts import look
 
-    findings = list(judge(look()))
+    diagnoses = list(judge(look()))
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json([asdict(diagnosis) for diagnosis in diagnoses])
     else:
-        print_table(("", "what", "found"), [(f.level, f.what, f.found) for f in findings])
-        for finding in findings:
-            if finding.to_do:
-                print(f"\n{finding.what}: {finding.to_do}")
-    if any(finding.level is Level.MISSING for finding in findings):
+        print_table(("", "what", "found"), [(f.level, f.what, f.found) for f in diagnoses])
+        for diagnosis in diagnoses:
+            if diagnosis.to_do:
+                print(f"\n{diagnosis.what}: {diagnosis.to_do}")
+    if any(diagnosis.level is Level.MISSING for diagnosis in diagnoses):
         raise typer.Exit(1)
 
 
-def judge(facts: Facts) -> Iterator[Finding]:
+def judge(facts: Facts) -> Iterator[Diagnosis]:
     """What the facts mean, in the order they are shown."""
     yield _python(facts)
     yield from _programs(facts)
@@ -82,22 +82,22 @@ def judge(facts: Facts) -> Iterator[Finding]:
     yield from _services(facts)
 
 
-def _python(facts: Facts) -> Finding:
+def _python(facts: Facts) -> Diagnosis:
     told = ".".join(map(str, facts.python))
     if facts.python[:2] == PYTHON:
-        return Finding("Python", Level.OK, told)
+        return Diagnosis("Python", Level.OK, told)
     wanted = ".".join(map(str, PYTHON))
-    return Finding("Python", Level.MISSING, told, f"Install Python {wanted} and run make setup.")
+    return Diagnosis("Python", Level.MISSING, told, f"Install Python {wanted} and run make setup.")
 
 
-def _programs(facts: Facts) -> Iterator[Finding]:
+def _programs(facts: Facts) -> Iterator[Diagnosis]:
     if not facts.missing_programs:
-        yield Finding("programs", Level.OK, "all are installed")
+        yield Diagnosis("programs", Level.OK, "all are installed")
     for name, fix in facts.missing_programs.items():
-        yield Finding(name, Level.MISSING, "not installed", fix)
+        yield Diagnosis(name, Level.MISSING, "not installed", fix)
 
 
-def _versions(facts: Facts) -> Finding:
+def _versions(facts: Facts) -> Diagnosis:
     other = [
         f"{name} {facts.installed[name]} instead of {pin}"
         for name, pin in facts.pins.items()
@@ -106,10 +106,10 @@ def _versions(facts: Facts) -> Finding:
     absent = [name for name in facts.pins if name not in facts.installed]
     wrong = [*other, *(f"{name} is absent" for name in absent)]
     if not wrong:
-        return Finding("packages", Level.OK, f"all {len(facts.pins)} are of the pinned versions")
+        return Diagnosis("packages", Level.OK, f"all {len(facts.pins)} are of the pinned versions")
     shown = "; ".join(wrong[:NUM_PINS_SHOWN])
     more = f"; and {len(wrong) - NUM_PINS_SHOWN} more" if len(wrong) > NUM_PINS_SHOWN else ""
-    return Finding("packages", Level.MISSING, shown + more, "Run make setup.")
+    return Diagnosis("packages", Level.MISSING, shown + more, "Run make setup.")
 
 
 def _fits(installed: str, pin: str) -> bool:
@@ -117,57 +117,59 @@ def _fits(installed: str, pin: str) -> bool:
     return installed == pin or installed.partition("+")[0] == pin
 
 
-def _processor(facts: Facts) -> Finding:
+def _processor(facts: Facts) -> Diagnosis:
     if facts.has_gpu:
-        return Finding("processor", Level.OK, "a GPU")
+        return Diagnosis("processor", Level.OK, "a GPU")
     flags = facts.cpu_flags
     if "amx_bf16" in flags:
-        return Finding("processor", Level.OK, "no GPU; CPU with AMX, which multiplies in bfloat16")
+        return Diagnosis(
+            "processor", Level.OK, "no GPU; CPU with AMX, which multiplies in bfloat16"
+        )
     if "avx512f" in flags:
-        return Finding("processor", Level.OK, "no GPU; CPU with AVX-512")
+        return Diagnosis("processor", Level.OK, "no GPU; CPU with AVX-512")
     found = "no GPU; CPU with AVX2 only" if "avx2" in flags else "no GPU; CPU without AVX2"
     to_do = (
         "The demo works, several times slower than on a CPU with AVX-512: it computes in float32"
         " (engine.dtype: native) and its pace gives amounts up."
     )
-    return Finding("processor", Level.NOTE, found, to_do)
+    return Diagnosis("processor", Level.NOTE, found, to_do)
 
 
-def _memory(facts: Facts) -> Finding:
+def _memory(facts: Facts) -> Diagnosis:
     found = f"{facts.memory_gib:.1f} GiB available"
     if facts.memory_gib >= MIN_MEMORY_GIB:
-        return Finding("memory", Level.OK, found)
+        return Diagnosis("memory", Level.OK, found)
     to_do = f"The demo takes {MIN_MEMORY_GIB:g} GiB at its peak: end what else runs."
-    return Finding("memory", Level.NOTE, found, to_do)
+    return Diagnosis("memory", Level.NOTE, found, to_do)
 
 
-def _disk(facts: Facts) -> Finding:
+def _disk(facts: Facts) -> Diagnosis:
     found = f"{facts.disk_gib:.0f} GiB free under {facts.state_dir}"
     if facts.disk_gib >= MIN_DISK_GIB:
-        return Finding("disk", Level.OK, found)
+        return Diagnosis("disk", Level.OK, found)
     to_do = f"Make {MIN_DISK_GIB:g} GiB of room, or set DSPARK_STATE_DIR to another disk."
-    return Finding("disk", Level.NOTE, found, to_do)
+    return Diagnosis("disk", Level.NOTE, found, to_do)
 
 
-def _ports(facts: Facts) -> Iterator[Finding]:
+def _ports(facts: Facts) -> Iterator[Diagnosis]:
     if not facts.held_ports:
         told = "held by these services" if facts.services == "up" else "free"
-        yield Finding("ports", Level.OK, told)
+        yield Diagnosis("ports", Level.OK, told)
     for name, holder in facts.held_ports.items():
         to_do = f"End that process, or set {name} in configs/services.yaml (0 takes a free port)."
-        yield Finding(name, Level.MISSING, holder, to_do)
+        yield Diagnosis(name, Level.MISSING, holder, to_do)
 
 
-def _services(facts: Facts) -> Iterator[Finding]:
+def _services(facts: Facts) -> Iterator[Diagnosis]:
     if facts.services == "half":
         found = "their supervisor is gone, their state file is not"
-        yield Finding("services", Level.MISSING, found, "Run dspark down, then dspark up.")
+        yield Diagnosis("services", Level.MISSING, found, "Run dspark down, then dspark up.")
         return
     if facts.services == "down":
-        yield Finding("services", Level.NOTE, "down", "Start them: dspark up.")
+        yield Diagnosis("services", Level.NOTE, "down", "Start them: dspark up.")
         return
     if not facts.failing_services:
-        yield Finding("services", Level.OK, "up, and all usable")
+        yield Diagnosis("services", Level.OK, "up, and all usable")
     for name, reason in facts.failing_services.items():
         to_do = "Look at its log in the state folder; dspark down, then dspark up starts it anew."
-        yield Finding(name, Level.MISSING, reason, to_do)
+        yield Diagnosis(name, Level.MISSING, reason, to_do)

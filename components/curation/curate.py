@@ -30,7 +30,7 @@ from components.curation.dataset.render import (
     rewrites_history,
 )
 from components.curation.dataset.row_spool import RowSpool
-from components.curation.dataset.split import TRAIN, VALIDATION, check_both_sides, side_of
+from components.curation.dataset.split import TRAIN, VALIDATION, check_both_splits, split_of
 from components.curation.dataset.write import DOCS_INDEX, staging_dir, write_dataset
 from components.curation.funnel import Funnel
 from components.curation.quarantine import Quarantine
@@ -96,7 +96,7 @@ def collect(
 
     Raises:
         CurationError: a source cannot be opened, the target has no chat template, or too few
-            prompts survive for a training and a validation side.
+            prompts survive for a training and a validation split.
     """
     load_renderer(target)  # a target without a template is told of here, not in some worker
     judged = PromptJudge(settings, target.path, target.name)
@@ -104,7 +104,7 @@ def collect(
     mixture = Mixture(settings, quarantine=quarantine)
     sieve = Sieve(settings, HeldOut(held_out), refused)
     kept = conversation_spool(spool_path)
-    sides: set[str] = set()
+    splits: set[str] = set()
     reported = time.monotonic()
     num_unused = 0
     for batch in batches(mixture, round_size(settings.num_conversations, least=BATCH)):
@@ -113,7 +113,7 @@ def collect(
         for conversation, is_kept in zip(batch, verdicts, strict=False):
             if is_kept:
                 kept.append(conversation)
-                sides.add(side_of(conversation.id, validation_share=settings.validation_share))
+                splits.add(split_of(conversation.id, validation_share=settings.validation_share))
         num_unused = len(batch) - len(verdicts)
         for index, conversation in enumerate(batch):
             if index >= len(verdicts) or not verdicts[index]:
@@ -124,7 +124,7 @@ def collect(
         if len(kept) >= settings.num_conversations:
             break
     progress("done", len(kept), settings.num_conversations)
-    check_both_sides(sides, num_conversations=len(kept))
+    check_both_splits(splits, num_conversations=len(kept))
     num_read = mixture.num_read - num_unused  # the last batch may hold more than was needed
     read = {
         "read": num_read,
@@ -185,7 +185,7 @@ def finish(
 
     Raises:
         CurationError: rendering cannot be trusted (template missing or altered, a mask that does
-            not read as its answers), or one side of the split is empty.
+            not read as its answers), or one of the splits is empty.
         DatasetValidationError: a critical expectation failed. No dataset is written; the Data Docs
             are kept.
     """
@@ -204,7 +204,7 @@ def finish(
         num_rows = sum(rows.counts().values())
         progress("validate", 0, num_rows)
         similarity = _similarity_across(
-            regeneration.answered, frame.sides, settings.near_duplicate_threshold
+            regeneration.answered, frame.splits, settings.near_duplicate_threshold
         )
         validation = _validate(
             frame.frame(similarity), staging, Path(output_dir), settings, renderer, max_model_len
@@ -283,23 +283,25 @@ def _render(
         if num_done < NUM_PROVEN_ROWS:
             prove_masks(rows[:NUM_PROVEN_ROWS], batch[:NUM_PROVEN_ROWS], renderer)
         for item, row in zip(batch, rows, strict=True):
-            side = side_of(row.conversation_id, validation_share=settings.validation_share)
-            spool.add(row, side)
-            frame.add(row, side, contaminated=held_out.contaminates(item.conversation))
+            split = split_of(row.conversation_id, validation_share=settings.validation_share)
+            spool.add(row, split)
+            frame.add(row, split, contaminated=held_out.contaminates(item.conversation))
         num_done += len(batch)
         if time.monotonic() - reported >= REPORT_INTERVAL_S:
             progress("render", num_done, len(answered))
             reported = time.monotonic()
-    check_both_sides(set(frame.sides), num_conversations=num_done)
+    check_both_splits(set(frame.splits), num_conversations=num_done)
     return spool, frame
 
 
 def _similarity_across(
-    answered: Sequence[AnsweredConversation], sides: Sequence[str], threshold: float
+    answered: Sequence[AnsweredConversation], splits: Sequence[str], threshold: float
 ) -> dict[str, float]:
-    def prompts(side: str) -> Iterator[Conversation]:
+    def prompts(split: str) -> Iterator[Conversation]:
         return (
-            item.conversation for item, where in zip(answered, sides, strict=True) if where == side
+            item.conversation
+            for item, where in zip(answered, splits, strict=True)
+            if where == split
         )
 
     return cross_similarity(prompts(VALIDATION), prompts(TRAIN), threshold=threshold)

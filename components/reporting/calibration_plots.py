@@ -76,8 +76,8 @@ def _titled_grid(calibration: Calibration, num_rows: int, num_columns: int) -> t
 
 
 def _subtitle(calibration: Calibration) -> str:
-    held_out = (
-        f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} held-out "
+    measured_on = (
+        f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} validation "
         "conversations"
     )
     told = (
@@ -85,7 +85,9 @@ def _subtitle(calibration: Calibration) -> str:
         if calibration.num_folds
         else "too few to fit anything"
     )
-    return f"survival: predicted probability that all these drafts are accepted; {held_out}, {told}"
+    return (
+        f"survival: predicted probability that all these drafts are accepted; {measured_on}, {told}"
+    )
 
 
 def _reliability(

@@ -97,7 +97,7 @@ def training_curve(curve: tuple[ReportedPoint, ...], path: Path) -> Path:
     """Loss and teacher-forced acceptance length over steps."""
     figure, left = new_figure(
         "Training",
-        subtitle="loss (left), teacher-forced acceptance length on held-out rows (right)",
+        subtitle="loss (left), teacher-forced acceptance length on validation samples (right)",
     )
     steps = [point.step for point in curve]
     losses = [point.loss for point in curve]

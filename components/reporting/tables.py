@@ -424,7 +424,7 @@ def _calibration(calibration: Calibration) -> Table:
         else "too few to fit anything"
     )
     note = (
-        f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} held-out "
+        f"{calibration.num_blocks:,} blocks of {calibration.num_conversations} validation "
         f"conversations, {told}. Event:"
         f" {calibration.event}. Noise alone is the ECE to expect of right scores on as many blocks."
     )

@@ -84,7 +84,7 @@ class TrainerProcess:
         wait_for_engines(job.engine_urls, timeout_s=job.engine_timeout_s)
         with self._open_stream() as stream, StopOnSignal() as stop:
             stream.require_cached(self._all_requests(drafter, train_rows, validation_rows))
-            loop = Trainer(
+            trainer = Trainer(
                 drafter,
                 job.training,
                 accelerator=self._accelerator,
@@ -96,15 +96,17 @@ class TrainerProcess:
                 should_stop=lambda: stop.requested,
             )
             if state is not None:
-                loop.restore(state)
+                trainer.restore(state)
             self._ticker.update("waiting for the first hidden states", now=True)
-            rest = requests(train_rows, mine, indices=range(loop.progress.num_consumed, len(mine)))
+            rest = requests(
+                train_rows, mine, indices=range(trainer.progress.num_consumed, len(mine))
+            )
             packs = pack_samples(stream.stream(rest), max_tokens=job.training.tokens_per_step)
-            stopped_by = loop.run(stop.guard(packs))
+            stopped_by = trainer.run(stop.guard(packs))
         if untrained is None:
             return None
-        calibration = self._calibrate(drafter, validation_rows, step=loop.progress.step)
-        return self._result(drafter, untrained, loop, stream.report(), stopped_by, calibration)
+        calibration = self._calibrate(drafter, validation_rows, step=trainer.progress.step)
+        return self._result(drafter, untrained, trainer, stream.report(), stopped_by, calibration)
 
     def _all_requests(
         self, drafter: Drafter, train_rows: Rows, validation_rows: Rows
@@ -257,12 +259,12 @@ class TrainerProcess:
         self,
         drafter: Drafter,
         untrained: CheckpointRef,
-        loop: Trainer,
+        trainer: Trainer,
         stream: Any,
         stopped_by: str,
         calibration: Calibration | None,
     ) -> TrainingResult:
-        progress = loop.progress
+        progress = trainer.progress
         best = max(progress.validation, key=lambda point: (point.acceptance_length, point.step))
         checkpoint = self._export(
             drafter,
@@ -287,7 +289,7 @@ class TrainerProcess:
             draft_vocab_coverage=self._coverage,
             calibration=calibration,
             stopped_by=stopped_by,
-            num_planned_steps=loop.num_planned_steps if stopped_by == "time" else None,
+            num_planned_steps=trainer.num_planned_steps if stopped_by == "time" else None,
         )
 
 

@@ -19,7 +19,7 @@ from components.curation.chunks import round_size
 from components.curation.conversation import Answer, AnsweredConversation
 from components.curation.curate import RowRenderer
 from components.curation.dataset.row_spool import RowSpool
-from components.curation.dataset.split import side_of
+from components.curation.dataset.split import split_of
 from components.curation.dataset.write import write_dataset
 from components.curation.quarantine import Quarantine
 from components.curation.sieve.decontaminate import HeldOut
@@ -85,7 +85,7 @@ def curate(num: int, target: Path, folder: Path) -> dict[str, float]:
         for batch in batches(kept, BATCH):
             for row in render([AnsweredConversation(item, (answer,)) for item in batch])[1]:
                 rows.add(
-                    row, side_of(row.conversation_id, validation_share=settings.validation_share)
+                    row, split_of(row.conversation_id, validation_share=settings.validation_share)
                 )
     num_rows = sum(rows.counts().values())
     write_dataset(

@@ -74,21 +74,21 @@ class ScalarFrame:
 
     def __init__(self) -> None:
         self._ids: list[str] = []
-        self._sides: list[str] = []
+        self._splits: list[str] = []
         self._sources: list[str] = []
         self._languages: list[str] = []
         self._numbers: dict[str, array[float]] = {name: array("d") for name in _NUMBERS}
 
-    def add(self, row: Row, side: str, *, contaminated: bool) -> None:
+    def add(self, row: Row, split: str, *, contaminated: bool) -> None:
         """Note a row.
 
         Args:
             row: as rendered.
-            side: `train` or `validation`.
+            split: `train` or `validation`.
             contaminated: whether its prompts repeat a held-out one.
         """
         self._ids.append(row.conversation_id)
-        self._sides.append(side)
+        self._splits.append(split)
         self._sources.append(intern(row.source))
         self._languages.append(intern(row.origin.language))
         values = (
@@ -107,12 +107,12 @@ class ScalarFrame:
             numbers.append(value)
 
     @property
-    def sides(self) -> list[str]:
-        """The side of each row, in the order added."""
-        return self._sides
+    def splits(self) -> list[str]:
+        """The split of each row, in the order added."""
+        return self._splits
 
     def frame(self, similarity: Mapping[str, float]) -> pd.DataFrame:
-        """All rows, with the similarity of validation rows (by id) to the training side; 0 for the
+        """All rows, with the similarity of validation rows (by id) to the training split; 0 for the
         others.
         """
         import numpy as np
@@ -125,7 +125,7 @@ class ScalarFrame:
         return pd.DataFrame(
             {
                 "conversation_id": self._ids,
-                "split": self._sides,
+                "split": self._splits,
                 "source": self._sources,
                 "language": self._languages,
                 **numbers,

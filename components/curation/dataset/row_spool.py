@@ -20,7 +20,7 @@ from components.curation.conversation import Origin, Row
 from components.curation.dataset.split import TRAIN, VALIDATION
 from components.errors import CurationError
 
-SIDES = (TRAIN, VALIDATION)
+SPLITS = (TRAIN, VALIDATION)
 _ID_BYTES = 32
 
 
@@ -36,7 +36,7 @@ class StoredRow:
 
 
 class RowSpool:
-    """Rows of both sides of the split. Files `rows.tokens` and `rows.mask` in `folder`, gone after
+    """Rows of both splits. Files `rows.tokens` and `rows.mask` in `folder`, gone after
     `remove`.
     """
 
@@ -47,10 +47,10 @@ class RowSpool:
         )
         self._tokens: IO[bytes] = self._tokens_path.open("wb")
         self._masks: IO[bytes] = self._mask_path.open("wb")
-        self._sides = {side: _Index() for side in SIDES}
+        self._splits = {split: _Index() for split in SPLITS}
         self._num_stored = 0
 
-    def add(self, row: Row, side: str) -> None:
+    def add(self, row: Row, split: str) -> None:
         """Keep a row.
 
         Raises:
@@ -63,28 +63,28 @@ class RowSpool:
             )
         self._tokens.write(np.asarray(row.token_ids, dtype="<i4").tobytes())
         self._masks.write(np.asarray(row.loss_mask, dtype=np.bool_).tobytes())
-        self._sides[side].add(row, self._num_stored)
+        self._splits[split].add(row, self._num_stored)
         self._num_stored += len(row.token_ids)
 
     def counts(self) -> dict[str, int]:
-        """Rows by side."""
-        return {side: len(index.starts) for side, index in self._sides.items()}
+        """Rows by split."""
+        return {split: len(index.starts) for split, index in self._splits.items()}
 
     def num_tokens(self) -> dict[str, int]:
-        """Tokens by side."""
-        return {side: sum(index.lengths) for side, index in self._sides.items()}
+        """Tokens by split."""
+        return {split: sum(index.lengths) for split, index in self._splits.items()}
 
     def num_loss_tokens(self) -> dict[str, int]:
-        """Supervised tokens by side."""
-        return {side: index.num_loss_tokens for side, index in self._sides.items()}
+        """Supervised tokens by split."""
+        return {split: index.num_loss_tokens for split, index in self._splits.items()}
 
-    def ordered(self, side: str) -> Iterator[StoredRow]:
-        """Rows of one side, in the order of their ids. All rows must have been added."""
+    def ordered(self, split: str) -> Iterator[StoredRow]:
+        """Rows of one split, in the order of their ids. All rows must have been added."""
         self._tokens.flush()
         self._masks.flush()
         if self._num_stored == 0:
             return
-        index = self._sides[side]
+        index = self._splits[split]
         # Read, not mapped: mapped pages would count as memory of this process, one row after
         # another.
         with (
@@ -113,7 +113,7 @@ class RowSpool:
 
 
 class _Index:
-    """Where the rows of one side lie."""
+    """Where the rows of one split lie."""
 
     def __init__(self) -> None:
         self.ids = bytearray()
@@ -149,7 +149,7 @@ class _Index:
 def spool_rows(splits: Mapping[str, list[Row]], folder: Path) -> RowSpool:
     """A spool of rows that are in memory already."""
     spool = RowSpool(folder)
-    for side, rows in splits.items():
+    for split, rows in splits.items():
         for row in rows:
-            spool.add(row, side)
+            spool.add(row, split)
     return spool

@@ -1,8 +1,8 @@
-"""Split by content: the id decides, so a conversation stays on its side whatever else is added or
+"""Split by content: the id decides, so a conversation stays in its split whatever else is added or
 reordered.
 
-Near-duplicates are removed before the split, so no pair at or above the threshold can sit on both
-sides; `dedup.cross_similarity` measures that on the finished dataset and an expectation holds it.
+Near-duplicates are removed before the split, so no pair at or above the threshold can lie in both
+splits; `dedup.cross_similarity` measures that on the finished dataset and an expectation holds it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VALIDATION = "validation"
 _BITS = 64
 
 
-def side_of(content_id: str, *, validation_share: float) -> str:
+def split_of(content_id: str, *, validation_share: float) -> str:
     """`train` or `validation` for a conversation id (hex): the id's first 64 bits as a number in
     [0, 1).
     """
@@ -24,16 +24,16 @@ def side_of(content_id: str, *, validation_share: float) -> str:
     return VALIDATION if position < validation_share else TRAIN
 
 
-def check_both_sides(sides: Set[str], *, num_conversations: int) -> None:
-    """Refuse a split with an empty side.
+def check_both_splits(splits: Set[str], *, num_conversations: int) -> None:
+    """Refuse an empty split.
 
     Raises:
-        CurationError: no conversation on one of the sides.
+        CurationError: no conversation in one of the splits.
     """
-    for side in (TRAIN, VALIDATION):
-        if side not in sides:
+    for split in (TRAIN, VALIDATION):
+        if split not in splits:
             raise CurationError(
-                f"no conversation fell on the {side} side of the split",
+                f"no conversation fell into the {split} split",
                 got=f"{num_conversations} conversations",
                 fix="Raise num_conversations or validation_share.",
             )

@@ -89,7 +89,7 @@ def write_dataset(
     """Write shards and manifest into `staging`, then rename it to `<output_dir>/<digest[:16]>`.
 
     Args:
-        rows: of both sides; the spool's files are deleted.
+        rows: of both splits; the spool's files are deleted.
         output_dir: parent of all datasets; `staging` must lie inside it (see `staging_dir`).
         fingerprint: of the target that wrote the answers.
         funnel: counts of `funnel.Funnel`.
@@ -169,16 +169,16 @@ def load_dataset_ref(path: Path) -> DatasetRef:
 def _write_shards(
     rows: RowSpool, folder: Path, fingerprint: TargetFingerprint
 ) -> tuple[str, list[str]]:
-    """The digest, sha256 (hex) over schema version, fingerprint and the ordered rows of each side;
+    """The digest, sha256 (hex) over schema version, fingerprint and the ordered rows of each split;
     and shard names.
     """
     digest = hashlib.sha256(f"{SCHEMA_VERSION}:{fingerprint.digest}".encode())
     names: list[str] = []
-    for side in sorted(rows.counts()):
-        digest.update(f"\n{side}:{rows.counts()[side]}\n".encode())
-        ordered = rows.ordered(side)
-        for number in range(max(1, -(-rows.counts()[side] // ROWS_PER_SHARD))):
-            name = f"{side}-{number:05d}.arrow"
+    for split in sorted(rows.counts()):
+        digest.update(f"\n{split}:{rows.counts()[split]}\n".encode())
+        ordered = rows.ordered(split)
+        for number in range(max(1, -(-rows.counts()[split] // ROWS_PER_SHARD))):
+            name = f"{split}-{number:05d}.arrow"
             schema = SCHEMA.with_metadata({"fingerprint": fingerprint.digest})
             _write_shard(islice(ordered, ROWS_PER_SHARD), folder / name, digest, schema)
             names.append(name)

@@ -4,7 +4,7 @@ out.
 Rules, in this order; the first that speaks decides.
 
 1. errors: the splitter finds the candidate down, or its share of failed requests is above
-   `max_error_share` -> unhealthy, at once. A failure that no slot signed (the splitter answered)
+   `max_error_share` -> unhealthy, at once. A failure that names no slot (the splitter answered)
    counts against the candidate: in doubt the newcomer is to blame. So does a request that the
    candidate failed and the splitter then gave to the baseline: the client saw an answer, the judge
    must not.
@@ -76,7 +76,7 @@ class SlotTraffic:
 
 
 def summarise(records: Sequence[RequestRecord], slot: Slot) -> SlotTraffic:
-    """Add up one slot's records; failures that no slot signed go to the candidate."""
+    """Add up one slot's records; failures that name no slot go to the candidate."""
     mine = [record for record in records if (record.slot or Slot.CANDIDATE) == slot]
     answered = [record for record in mine if record.ok]
     return SlotTraffic(

@@ -204,8 +204,8 @@ class _Replayer:
 
 def read_response(response: httpx.Response, *, latency_s: float) -> RequestRecord:
     """The record of one complete HTTP answer."""
-    signed = response.headers.get(ARM_HEADER)
-    slot = Slot(signed) if signed in list(Slot) else None
+    named = response.headers.get(ARM_HEADER)
+    slot = Slot(named) if named in list(Slot) else None
     if response.status_code != httpx.codes.OK:
         words = " ".join(response.text.split())[:120]
         return RequestRecord(

@@ -1,5 +1,5 @@
-"""Calibrates a trained drafter's confidence head on held-out conversations: what it says, and what
-becomes of it.
+"""Calibrates a trained drafter's confidence head on validation conversations: what it says, and
+what becomes of it.
 
 Shapes: T tokens, N blocks, K draft positions, V target vocabulary, H hidden.
 """
@@ -22,7 +22,7 @@ from components.training.packing import Blocks, Pack, choose_blocks
 
 @dataclass(frozen=True)
 class Confidences:
-    """Blocks of held-out conversations, drafted greedily as served.
+    """Blocks of validation conversations, drafted greedily as served.
 
     `logits_NK` of the confidence head; `accepted_NK` says whether draft k is the target's argmax,
     over its full vocabulary; both mean something where `valid_NK`. `conversations_N` numbers the
@@ -43,11 +43,11 @@ def calibrate(
     num_draft_tokens: int,
     target_weights: str,
 ) -> Calibration | None:
-    """Draft on held-out packs and fit `fit_calibration` to what the target makes of the drafts.
+    """Draft on validation packs and fit `fit_calibration` to what the target makes of the drafts.
 
     Args:
         objective: of the trained drafter.
-        packs: held-out conversations.
+        packs: validation conversations.
         lm_head_VH: the target's full output head.
         num_draft_tokens: K.
         target_weights: fingerprint part of the target that made the states, for the record.
@@ -121,7 +121,7 @@ def collect_confidences(
 
     Args:
         objective: of the trained drafter.
-        packs: held-out conversations.
+        packs: validation conversations.
         lm_head_VH: the target's full output head.
         num_draft_tokens: K.
 

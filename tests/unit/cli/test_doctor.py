@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.cli.doctor import Finding, Level, judge
+from components.cli.doctor import Diagnosis, Level, judge
 from components.cli.facts import Facts, look
 
 GOOD = Facts(
@@ -24,14 +24,14 @@ GOOD = Facts(
 )
 
 
-def found(facts: Facts) -> dict[str, Finding]:
-    return {finding.what: finding for finding in judge(facts)}
+def found(facts: Facts) -> dict[str, Diagnosis]:
+    return {diagnosis.what: diagnosis for diagnosis in judge(facts)}
 
 
 def test_a_good_machine_lacks_nothing() -> None:
-    findings = found(GOOD)
-    assert {finding.level for finding in findings.values()} == {Level.OK}
-    assert not any(finding.to_do for finding in findings.values())
+    diagnoses = found(GOOD)
+    assert {diagnosis.level for diagnosis in diagnoses.values()} == {Level.OK}
+    assert not any(diagnosis.to_do for diagnosis in diagnoses.values())
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_good_machine_lacks_nothing() -> None:
 def test_what_is_missing_is_named_with_what_to_do(
     changes: dict[str, object], what: str, words: str, to_do: str
 ) -> None:
-    finding = found(replace(GOOD, **changes))[what]  # type: ignore[arg-type]
-    assert finding.level is Level.MISSING
-    assert words in finding.found
-    assert to_do in finding.to_do
+    diagnosis = found(replace(GOOD, **changes))[what]  # type: ignore[arg-type]
+    assert diagnosis.level is Level.MISSING
+    assert words in diagnosis.found
+    assert to_do in diagnosis.to_do
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_what_is_missing_is_named_with_what_to_do(
     ],
 )
 def test_what_a_run_may_do_without_is_a_note(changes: dict[str, object], what: str) -> None:
-    finding = found(replace(GOOD, **changes))[what]  # type: ignore[arg-type]
-    assert finding.level is Level.NOTE and finding.to_do
+    diagnosis = found(replace(GOOD, **changes))[what]  # type: ignore[arg-type]
+    assert diagnosis.level is Level.NOTE and diagnosis.to_do
 
 
 @pytest.mark.parametrize(

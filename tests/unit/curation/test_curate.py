@@ -159,10 +159,11 @@ def test_the_digest_covers_content_only(tmp_path: Path) -> None:
     assert (first / "train-00000.arrow").read_bytes() == (again / "train-00000.arrow").read_bytes()
     assert write(tmp_path / "a", SPLITS) == first
     upgraded = {
-        side: [
-            dataclasses.replace(item, origin=Origin(engine_version="10.0")) for item in SPLITS[side]
+        split: [
+            dataclasses.replace(item, origin=Origin(engine_version="10.0"))
+            for item in SPLITS[split]
         ]
-        for side in SPLITS
+        for split in SPLITS
     }
     assert write(tmp_path / "d", upgraded).name == first.name
     changed = [
@@ -231,7 +232,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_from_prompts_to_a_validated_data_set(target: TargetRef, tmp_path: Path) -> None:
+def test_from_prompts_to_a_validated_dataset(target: TargetRef, tmp_path: Path) -> None:
     settings = curation(prompt_file(tmp_path))
     collected = gather(settings, target, tmp_path)
     assert len(collected.conversations) == collected.funnel["decontaminated"] == 60
@@ -308,7 +309,7 @@ def test_evaluation_prompts_are_taken_out_and_checked_again(
 
 def test_too_few_conversations_for_two_sides_is_an_error(target: TargetRef, tmp_path: Path) -> None:
     settings = curation(prompt_file(tmp_path, num=12), validation_share=0.001)
-    with pytest.raises(CurationError, match="validation side"):
+    with pytest.raises(CurationError, match="validation split"):
         gather(settings, target, tmp_path)
 
 
@@ -320,10 +321,10 @@ def conversations(num: int) -> list[AnsweredConversation]:
     return [AnsweredConversation(item, ()) for item in items]
 
 
-def frame_of(rows: list[Row], sides: list[str]) -> pd.DataFrame:
+def frame_of(rows: list[Row], splits: list[str]) -> pd.DataFrame:
     frame = ScalarFrame()
-    for item, side in zip(rows, sides, strict=True):
-        frame.add(item, side, contaminated=False)
+    for item, split in zip(rows, splits, strict=True):
+        frame.add(item, split, contaminated=False)
     return frame.frame({})
 
 

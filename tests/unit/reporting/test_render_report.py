@@ -251,7 +251,7 @@ FIGURES = [
     "0.062",
     "200",
     "drafts 1 to 4",
-    "3,000 blocks of 100 held-out conversations",
+    "3,000 blocks of 100 validation conversations",
     f"{calibration().after.ece:.4f}",
 ]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.curation.conversation import Conversation, Message
-from components.curation.dataset.split import check_both_sides, side_of
+from components.curation.dataset.split import check_both_splits, split_of
 from components.curation.funnel import Funnel
 from components.curation.sieve.decontaminate import HeldOut
 from components.curation.sieve.dedup import NearDuplicateIndex, cross_similarity, jaccard, shingles
@@ -205,24 +205,24 @@ def test_thirteen_shared_words_contaminate_and_twelve_do_not() -> None:
     st.randoms(),
 )
 def test_split_does_not_depend_on_order_or_growth(ids: list[str], rng: random.Random) -> None:
-    before = {name: side_of(name, validation_share=0.2) for name in ids}
+    before = {name: split_of(name, validation_share=0.2) for name in ids}
     shuffled = [*ids, "f" * 64]
     rng.shuffle(shuffled)
-    after = {name: side_of(name, validation_share=0.2) for name in shuffled}
-    assert all(after[name] == side for name, side in before.items())
+    after = {name: split_of(name, validation_share=0.2) for name in shuffled}
+    assert all(after[name] == split for name, split in before.items())
 
 
 def test_split_shares_and_monotone_growth_of_the_validation_side() -> None:
     ids = [ask(f"question {n}").id for n in range(4000)]
-    small = {name for name in ids if side_of(name, validation_share=0.05) == "validation"}
-    large = {name for name in ids if side_of(name, validation_share=0.1) == "validation"}
+    small = {name for name in ids if split_of(name, validation_share=0.05) == "validation"}
+    large = {name for name in ids if split_of(name, validation_share=0.1) == "validation"}
     assert len(small) == pytest.approx(200, abs=50)
     assert small < large
 
 
 def test_an_empty_side_is_an_error() -> None:
-    with pytest.raises(CurationError, match="validation side"):
-        check_both_sides({"train"}, num_conversations=2)
+    with pytest.raises(CurationError, match="validation split"):
+        check_both_splits({"train"}, num_conversations=2)
 
 
 def test_the_funnel_keeps_its_order() -> None:
