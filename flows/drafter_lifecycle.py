@@ -52,9 +52,8 @@ def drafter_lifecycle(
                 candidate = rebind_champion(run, found, champion)
         if candidate is None:
             story.dataset = curate_data(recipe, size, found.path)
-            parent = (
-                champion.checkpoint if champion and story.policy else None
-            )  # a changed target: start warm
+            # A changed target: start warm.
+            parent = champion.checkpoint if champion and story.policy else None
             story.training = train_drafter(recipe, size, found.path, story.dataset, parent)
             candidate = story.training.checkpoint
         untrained = (

@@ -29,9 +29,8 @@ def start_lifecycle(context: Run, change: TargetChange) -> str:
         timeout=0,
         as_subflow=False,
     )
-    assert isinstance(
-        run, FlowRun
-    )  # a coroutine only inside an event loop, and a task of a sync flow has none
+    # A coroutine only inside an event loop, and a task of a sync flow has none.
+    assert isinstance(run, FlowRun)
     emit_event(
         "dspark.target.changed",
         resource={"prefect.resource.id": f"dspark.target.{context.recipe.target.name}"},

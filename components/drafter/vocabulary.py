@@ -81,10 +81,11 @@ def build_draft_vocabulary(
             expected=counts_V.numel(),
         )
     order_V = torch.arange(counts_V.numel())
+    # Stable sorts: the last key decides, earlier ones break its ties.
     for key_V in (
         context_counts_V,
         counts_V,
-    ):  # stable sorts: the last key decides, earlier ones break its ties
+    ):
         if key_V is not None:
             order_V = order_V[torch.argsort(key_V[order_V], descending=True, stable=True)]
     vocabulary = from_token_ids(order_V[:size], target_vocab_size=counts_V.numel())

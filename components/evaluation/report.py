@@ -319,10 +319,11 @@ def _interval(prompts: Sequence[PromptMeasurement], num_draft_tokens: int) -> In
     if estimate is None:
         return None
     low, high = estimate.interval()
+    # No step commits more than its drafts and the bonus token.
     return (
         low,
         min(high, num_draft_tokens + 1.0),
-    )  # no step commits more than its drafts and the bonus token
+    )
 
 
 def _without(measured: Measured, excluded: Mapping[str, str]) -> tuple[PromptMeasurement, ...]:

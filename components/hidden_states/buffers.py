@@ -111,9 +111,8 @@ class Ring:
         if not self._regions:
             return Region(start=0, end=size, skipped=0)
         tail, head = self._regions[-1].end, self._regions[0].start
-        if (
-            tail > head
-        ):  # used bytes are one run; free are the end and, before `head`, the beginning
+        # Used bytes are one run; free are the end and, before `head`, the beginning.
+        if tail > head:
             if tail + size <= self.capacity_bytes:
                 return Region(start=tail, end=tail + size, skipped=0)
             return (

@@ -150,9 +150,8 @@ class StateCache:
     def _files(self) -> tuple[IO[bytes], IO[str]]:
         if self._data is None or self._index is None:
             number = len(list(self._folder.glob("states-*.bin")))
-            while (
-                self._data is None
-            ):  # another process may take the same number: exclusive creation decides
+            # Another process may take the same number: exclusive creation decides.
+            while self._data is None:
                 try:
                     self._data = (self._folder / f"states-{number:05d}.bin").open("xb")
                 except FileExistsError:

@@ -82,9 +82,8 @@ class Receiver:
         self.is_blocked_by_consumer = False
         self._slots = threading.Semaphore(settings.requests_in_flight)
         self._buffer = ReadBuffer(identity, variance, num_bytes=ring_bytes)
-        self._before = (
-            client.metrics() if client is not None else None
-        )  # what other runs hold is not ours
+        # What other runs hold is not ours.
+        self._before = client.metrics() if client is not None else None
         self._observed_at = 0.0
         self._num_failed_looks = 0
         self._readers = ThreadPoolExecutor(

@@ -213,9 +213,8 @@ def parse_metrics(text: str) -> StoreMetrics:
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name.startswith("master_"):
-            with contextlib.suppress(
-                ValueError
-            ):  # lines with labels or histograms hold nothing we read
+            # Lines with labels or histograms hold nothing we read.
+            with contextlib.suppress(ValueError):
                 values[name] = float(value)
     try:
         return StoreMetrics(
@@ -233,12 +232,12 @@ def parse_metrics(text: str) -> StoreMetrics:
 
 def _setup(endpoint: StoreEndpoint) -> Any:
     _require_listening(endpoint)
-    os.environ.setdefault(
-        "MC_LOG_LEVEL", "ERROR"
-    )  # the client logs each transfer session otherwise
+    # The client logs each transfer session otherwise.
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    # Loads 60 MB of libraries; only readers need them.
     from mooncake.store import (
         MooncakeDistributedStore,
-    )  # loads 60 MB of libraries; only readers need them
+    )
 
     store = MooncakeDistributedStore()
     status = store.setup(

@@ -79,9 +79,8 @@ class EngineProbe:
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._transport = transport
-        self._numbers = itertools.count(
-            int(time.time()) % 1000 * 1000
-        )  # other prompts in each probe
+        # Other prompts in each probe.
+        self._numbers = itertools.count(int(time.time()) % 1000 * 1000)
 
     def warm_up(self) -> None:
         """The first answer of an engine, which takes longer than any later one.

@@ -118,9 +118,8 @@ def _summary(report: LifecycleReport) -> Table:
 
 
 def _by_slice(report: AcceptanceReport) -> Table:
-    arms = [
-        arm for arm in ordered_arms(report) if arm.acceptance_by_slice
-    ]  # of some, only speed was measured
+    # Of some, only speed was measured.
+    arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_slice]
     slices = sorted({name for arm in arms for name in arm.acceptance_by_slice})
     first = arms[0]
     rows = [

@@ -38,9 +38,8 @@ def load_recipe(name_or_path: str | Path, *, size: str | None = None) -> Recipe:
                 expected=", ".join(sizes) or "none defined",
             )
         raw = _merge(raw, sizes[size])
-    for overlay in (
-        sizes
-    ):  # a mistyped key in an unused overlay is an error today, not on the night it is used
+    # A mistyped key in an unused overlay is an error today, not on the night it is used.
+    for overlay in sizes:
         validate(Recipe, _on_preset(_merge(raw, sizes[overlay])), f"{path.name} (size {overlay})")
     return on_this_machine(validate(Recipe, _on_preset(raw), path.name))
 

@@ -22,9 +22,8 @@ def roll_out(run: Run, release: Release, champion: Release | None) -> CanaryRepo
     """Shift traffic to the challenger step by step, or back at the first bad sign; never retried by
     itself.
     """
-    run.engines.keep_only(
-        {released_key(release), plain_key(release.target)}
-    )  # the gate's other engines are done
+    # The gate's other engines are done.
+    run.engines.keep_only({released_key(release), plain_key(release.target)})
     candidate = released_engine(run, release)
     kind, baseline = _baseline(run, release, champion)
     with run.stage("engine start"):
@@ -42,6 +41,7 @@ def roll_out(run: Run, release: Release, champion: Release | None) -> CanaryRepo
         )
 
     splitter = Splitter(Path(run.endpoints.haproxy_socket), frontend_url=run.endpoints.haproxy_url)
+    # Ctrl-C included: where the baseline holds traffic already, it must not end with this run.
     try:
         with run.stage("canary"):
             canary = run_canary(
@@ -62,9 +62,7 @@ def roll_out(run: Run, release: Release, champion: Release | None) -> CanaryRepo
                 on_step=on_step,
                 progress=run.reporter.progress("canary"),
             )
-    except (
-        BaseException
-    ):  # Ctrl-C included: where the baseline holds traffic already, it must not end with this run
+    except BaseException:
         if splitter.state()[Slot.BASELINE].url == baseline.url:
             _keep_baseline(run, release, champion)
         raise

@@ -127,9 +127,8 @@ def decide_action(
 
 def rebind_champion(run: Run, target: TargetRef, champion: Release) -> CheckpointRef:
     """Same weights, new fingerprint: a new candidate that still has to pass gate and canary."""
-    stop_drafting_engine(
-        run, target, champion.checkpoint
-    )  # the same weights are served again under the new binding
+    # The same weights are served again under the new binding.
+    stop_drafting_engine(run, target, champion.checkpoint)
     return rebind_checkpoint(
         champion.checkpoint, target=target, destination=run.run_dir / "rebound"
     )

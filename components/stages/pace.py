@@ -112,9 +112,8 @@ def _rate_of_written_prompts(
             progress=report,
             stop_after_s=pace.probe_s,
         )
-        rate = probe.watch(
-            seconds=pace.probe_s / 2
-        )  # the second half may be of ever fewer requests
+        # The second half may be of ever fewer requests.
+        rate = probe.watch(seconds=pace.probe_s / 2)
         writing.result()
     return rate
 

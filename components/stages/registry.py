@@ -139,10 +139,11 @@ def register_if_passed(
     Raises:
         ConfigError: the report, decided again under the recipe, does not give this decision.
     """
+    # Plots and the page.
     registry, shown = (
         registry_of(run),
         sorted((run.run_dir / "plots").iterdir()),
-    )  # plots and the page
+    )
     with run.stage("register"):
         if decision.verdict is not Verdict.PASS:
             for path in (

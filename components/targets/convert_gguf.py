@@ -182,9 +182,8 @@ def _tensors(
 def _hugging_face_name(name: str) -> str | None:
     if name in _OUTER_NAMES:
         return _OUTER_NAMES[name]
-    if (
-        name == "rope_freqs.weight"
-    ):  # derived from the config by every consumer of the converted folder
+    # Derived from the config by every consumer of the converted folder.
+    if name == "rope_freqs.weight":
         return None
     block, _, rest = name.removeprefix("blk.").partition(".")
     part = rest.removesuffix(".weight")

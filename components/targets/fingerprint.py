@@ -230,9 +230,8 @@ def _tokenizer_digest(path: Path, config: dict[str, Any]) -> str:
 
 def _tokenizer_model(path: Path) -> Any:
     fast = path / "tokenizer.json"
-    if (
-        not fast.is_file()
-    ):  # sentencepiece and tiktoken models are opaque: their bytes are their identity
+    # Sentencepiece and tiktoken models are opaque: their bytes are their identity.
+    if not fast.is_file():
         files = [
             path / name
             for name in ("tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt")

@@ -21,9 +21,8 @@ from components.targets.folder import check_target_folder, read_config, weight_f
 from components.targets.staging import copy_side_files, require_absent, staged_folder
 
 _MAX_INT8 = 127
-_IGNORED = (
-    "lm_head",
-)  # its error goes straight into the logits, and it is often tied to the embeddings
+# Its error goes straight into the logits, and it is often tied to the embeddings.
+_IGNORED = ("lm_head",)
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 

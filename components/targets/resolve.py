@@ -93,9 +93,10 @@ def _package_file(settings: TargetSettings) -> Path:
 
 
 def _convert(gguf_path: Path, destination: Path, progress: Progress | None) -> None:
+    # Torch and gguf are only needed on a cache miss.
     from components.targets.convert_gguf import (
         convert_gguf,
-    )  # torch and gguf are only needed on a cache miss
+    )
 
     with staged_folder(destination) as temporary:
         convert_gguf(gguf_path, temporary, progress=progress)

@@ -168,9 +168,8 @@ def near_duplicates() -> list[Figure]:
     index = NearDuplicateIndex(threshold=0.8)
     for number in range(NUM_PAIRS):
         words = [_word(rng) for _ in range(50)]
-        num_changed = rng.choice(
-            (5, 8)
-        )  # of 48 three-word shingles: Jaccard 43/53 = 0.81 or 40/56 = 0.71
+        # Of 48 three-word shingles: Jaccard 43/53 = 0.81 or 40/56 = 0.71.
+        num_changed = rng.choice((5, 8))
         text = " ".join(words)
         copy = " ".join([*words[:-num_changed], *(_word(rng) for _ in range(num_changed))])
         is_near = jaccard(shingles(text), shingles(copy)) >= 0.8

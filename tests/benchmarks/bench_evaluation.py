@@ -135,10 +135,11 @@ def claims(kind: str, sizes: dict[str, int]) -> list[Figure]:
     worse = World(kind, shift=shift_for(kind, -MARGIN))
     equal = World(kind, shift=shift_for(kind, 0.0))
     figures = []
+    # With eight times the prompts the four good slices hardly stand in the way of a pass.
     for factor in (
         1,
         8,
-    ):  # with eight times the prompts the four good slices hardly stand in the way of a pass
+    ):
         counts = [count * factor for count in five]
         rates = [_false_pass(worse, equal, counts, index, settings) for index in (1, 0)]
         figures.append(at_most(f"false_pass_5_percent_worse_{kind}_x{factor}", max(rates), 1, "%"))

@@ -136,10 +136,11 @@ def against_engine_and_loader(
                 )
             )
         loader = _best_loader(target, master.endpoint, folder)
+    # The first round warms both up.
     mine, engine = (
         statistics.median(streamed[1:]),
         statistics.median(alone[1:]),
-    )  # the first round warms both up
+    )
     return [
         at_least(f"{label}_over_engine_alone", mine / engine, 0.93, "x")
         if is_engine_bound

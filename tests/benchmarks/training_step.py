@@ -46,9 +46,8 @@ def main(job_path: str) -> dict[str, Any]:
         else _theirs(drafter, settings, pack, blocks)
     )
     parameters = [value for value in drafter.parameters() if value.requires_grad]
-    for value in (
-        parameters
-    ):  # the optimizer's own memory is there before the first step, as in any later one
+    # The optimizer's own memory is there before the first step, as in any later one.
+    for value in parameters:
         value.grad = torch.zeros_like(value)
     optimizer.step()
     optimizer.zero_grad()

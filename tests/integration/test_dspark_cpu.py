@@ -152,9 +152,8 @@ def test_teacher_forced_reference_and_served_acceptance_agree(
     for index, completion in enumerate(greedy.completions):
         assert completion.speculation is not None
         speculation = Speculation(tuple(completion.speculation["acceptance_histogram"]), 0)
-        if (
-            END_TOKEN not in completion.token_ids
-        ):  # the engine was told to go on, the reference stops there
+        # The engine was told to go on, the reference stops there.
+        if END_TOKEN not in completion.token_ids:
             answers.append(
                 ServedAnswer(
                     prompt_id=f"p{index}",
@@ -186,9 +185,8 @@ def test_teacher_forced_reference_and_served_acceptance_agree(
     assert gap.num_prompts == len(answers) >= 10 and gap.served > 1.01
     assert gap.gap < 0.005  # a walk that accepted nothing would be 0.02 off
     for shares in zip(*gap.acceptance_by_position.values(), strict=True):
-        assert (
-            max(shares) - min(shares) < 0.005
-        )  # the last step of an answer may accept more than is kept
+        # The last step of an answer may accept more than is kept.
+        assert max(shares) - min(shares) < 0.005
     half = [answer.model_copy(update={"num_steps": 2 * answer.num_steps}) for answer in answers]
     assert measure_gap(job.model_copy(update={"answers": tuple(half)})).gap > 0.5
 
@@ -208,9 +206,8 @@ def test_served_acceptance_equals_the_references(
         f"served {1 + served_accepted / served_steps:.4f}, reference {1 + accepted / steps:.4f} "
         f"over {steps} steps"
     )
-    assert (
-        accepted >= 10
-    )  # of a tiny random target's greedy tokens few can be guessed, but some must be
+    # Of a tiny random target's greedy tokens few can be guessed, but some must be.
+    assert accepted >= 10
     assert served_accepted / served_steps == pytest.approx(accepted / steps, abs=0.01)
 
 

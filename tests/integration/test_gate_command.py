@@ -149,9 +149,8 @@ def test_a_candidate_is_measured_and_decided_on_though_its_engine_dies(
     assert len(ids) == len(set(ids)) == 12
     expected = expected_counters(measured.prompts)
     assert {name: measured.engine_counters[name] for name in expected} == expected
-    assert (
-        report.num_equal_outputs == report.num_compared_outputs == 12
-    )  # float32, greedy: lossless across the kill
+    # Float32, greedy: lossless across the kill.
+    assert report.num_equal_outputs == report.num_compared_outputs == 12
     assert sum(measured.acceptance_histogram) == sum(
         prompt.num_steps for prompt in measured.prompts
     )
@@ -187,10 +186,11 @@ def test_a_candidate_is_measured_and_decided_on_though_its_engine_dies(
         told["losslessness"].verdict == "pass"
         and told["losslessness at temperature 1"].verdict == "pass"
     )
+    # 4 x (3 + 1) rows, of 8 at most.
     assert [one.num_in_flight for one in report.self_comparisons] == [
         4,
         8,
-    ]  # 4 x (3 + 1) rows, of 8 at most
+    ]
     assert (
         GateDecision.read(decision).content_digest in (out_dir / "plots" / "gate.html").read_text()
     )

@@ -184,9 +184,8 @@ def test_a_run_in_order_within_its_budget_on_no_disk(
     assert report.num_tokens == sum(lengths)
     assert report.keys_left == 0 == count_run_keys(master.endpoint, RUN)
     assert report.peak_bytes_held <= report.budget_bytes == 16 << 20
-    assert (
-        report.bytes_streamed > 3 * report.budget_bytes
-    )  # the budget was turned over, not just never reached
+    # The budget was turned over, not just never reached.
+    assert report.bytes_streamed > 3 * report.budget_bytes
     assert report.bytes_on_disk == 0
     assert report.num_quarantined == 0
     # The kernel's own count of what the engine's processes sent to storage: log lines, not states.

@@ -29,9 +29,8 @@ NUM = 600
 @pytest.fixture(scope="module", autouse=True)
 def prefect_server() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "PREFECT_SERVER_ANALYTICS_ENABLED", "false"
-        )  # its first write locks the harness's database
+        # Its first write locks the harness's database.
+        patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
         with prefect_test_harness(server_startup_timeout=600):
             yield
 

@@ -101,9 +101,8 @@ class NearDuplicateIndex:
         self._database.execute(
             "CREATE TABLE bands (band, text, PRIMARY KEY (band, text)) WITHOUT ROWID"
         )
-        self._database.execute(
-            "BEGIN"
-        )  # and never committed: one transaction is one less flush per text
+        # And never committed: one transaction is one less flush per text.
+        self._database.execute("BEGIN")
 
     def similar(self, text: str) -> list[tuple[str, float]]:
         """Key and Jaccard similarity of all of LSH's candidates."""

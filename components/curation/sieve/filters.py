@@ -118,9 +118,8 @@ def is_refusal(answer: str) -> bool:
 
 def prompt_filters(settings: CurationSettings) -> tuple[PromptFilter, ...]:
     """The filters a recipe asks for, cheapest first."""
-    max_chars = (
-        16 * settings.max_prompt_tokens
-    )  # no tokenizer averages that many characters a token on text
+    # No tokenizer averages that many characters a token on text.
+    max_chars = 16 * settings.max_prompt_tokens
     filters: list[PromptFilter] = [
         lambda conversation: too_short(conversation, min_chars=settings.min_prompt_chars),
         lambda conversation: too_long(conversation, max_chars=max_chars),

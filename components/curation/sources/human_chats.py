@@ -30,9 +30,8 @@ def human_chats(target: TargetRef, *, num_chats: int, seed: int = 0) -> list[str
         for _, row in package_rows("chitchat", seed=seed)
         if isinstance(row, list) and len(row) >= 2
     )
-    chats = (
-        row for row in rows if not is_held_out(row[0])
-    )  # evaluation's share is nobody's training data
+    # Evaluation's share is nobody's training data.
+    chats = (row for row in rows if not is_held_out(row[0]))
     texts = [
         renderer.text(_messages(turns[: min(MAX_TURNS, len(turns) // 2 * 2)]))
         for turns in islice(chats, num_chats)

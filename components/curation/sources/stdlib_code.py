@@ -52,13 +52,14 @@ def _heads(path: Path) -> Iterator[tuple[str, str]]:
     """Name and head of each documented function of a module; a file that is not plain Python text
     has none.
     """
+    # The library ships broken files on purpose, for its own tests.
     try:
         text = path.read_text()
         tree = ast.parse(text)
     except (
         UnicodeDecodeError,
         SyntaxError,
-    ):  # the library ships broken files on purpose, for its own tests
+    ):
         return
     lines = text.splitlines()
     for node in ast.walk(tree):

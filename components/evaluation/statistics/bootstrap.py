@@ -133,9 +133,8 @@ def _bca(
     draws = _resample(statistic, groups, num_samples, seed)
     if not np.isfinite(estimate) or len(draws) < num_samples / 2:
         return None
-    if np.ptp(draws) <= 1e-12 * abs(
-        estimate
-    ):  # prompts that agree say nothing of those that were not drawn
+    # Prompts that agree say nothing of those that were not drawn.
+    if np.ptp(draws) <= 1e-12 * abs(estimate):
         return None
     # Ties count half, or a discrete statistic would be called biased.
     below = (np.count_nonzero(draws < estimate) + 0.5 * np.count_nonzero(draws == estimate)) / len(

@@ -36,9 +36,8 @@ def power(estimate: Estimate, threshold: float, *, num_prompts: int, alpha: floa
     degrees = estimate.degrees_of_freedom * (num_prompts - 1) / (estimate.num_prompts - 1)
     noncentrality = distance * math.sqrt(num_prompts) / spread
     quantile = float(stats.t.ppf(1 - alpha, degrees))
-    if (
-        noncentrality > 30
-    ):  # far beyond any power below one, where scipy's series no longer converges
+    # Far beyond any power below one, where scipy's series no longer converges.
+    if noncentrality > 30:
         return 1.0
     return float(stats.nct.sf(quantile, degrees, noncentrality))
 

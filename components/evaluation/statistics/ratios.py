@@ -176,9 +176,8 @@ def estimate_relative_difference(
     if not math.isfinite(value) or value <= -1:
         return None
     used = (b > 0) | (d > 0)
-    one_count = 1 / float(
-        a.sum() * c.sum()
-    )  # on the scale of the deviations, which are of whole ratios
+    # On the scale of the deviations, which are of whole ratios.
+    one_count = 1 / float(a.sum() * c.sum())
     noise = np.abs((a - origin * b) - (c - origin * d)) * one_count
     return _estimate(
         value,
@@ -232,9 +231,8 @@ def _deviations(num: Array, den: Array, origin: float) -> Array:
     """[P] change of log(ratio - origin) by each prompt, as leaving it out shows it."""
     total = float(den.sum())
     ratio = float(num.sum()) / total
-    rest = np.where(
-        den < total, total - den, np.inf
-    )  # a prompt that holds every step has nothing to be left out of
+    # A prompt that holds every step has nothing to be left out of.
+    rest = np.where(den < total, total - den, np.inf)
     return np.asarray((num - ratio * den) / rest / (ratio - origin))
 
 

@@ -165,9 +165,8 @@ class StampedStore(MooncakeHiddenStatesStore):
         )
         if status != 0:
             raise RuntimeError(f"store refused the error marker {key}: status {status}")
-        with contextlib.suppress(
-            StoreRefusedError
-        ):  # a marker is never refused, but swept like a sample
+        # A marker is never refused, but swept like a sample.
+        with contextlib.suppress(StoreRefusedError):
             self.held.admit(key, 0, store=self._require_store())
             self.held.confirm(key)
 
@@ -220,9 +219,8 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
         config = MooncakeStoreConfig.from_dict(
             self._kv_transfer_config.get_from_extra_config("mooncake", {})
         )
-        self._being_saved: set[str] = (
-            set()
-        )  # on every rank: what `get_finished` will have to report
+        # On every rank: what `get_finished` will have to report.
+        self._being_saved: set[str] = set()
         self._store: StampedStore = StampedStore(config, stream=stream)
 
     def _device(self) -> Any:

@@ -105,9 +105,8 @@ def _x_axis(axes: Any, rules: list[RuleResult], margins: set[float]) -> None:
     ]
     ends += [0.0, *(100 * margin for margin in margins)]
     space = 0.06 * (max(ends) - min(ends) or 1.0)
-    axes.set_xlim(
-        min(ends) - 2.5 * space, max(ends) + space
-    )  # the margin's name stands left of its line
+    # The margin's name stands left of its line.
+    axes.set_xlim(min(ends) - 2.5 * space, max(ends) + space)
     axes.set_xlabel(
         "difference in acceptance length, % of the champion's (right: candidate better)"
     )

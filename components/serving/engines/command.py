@@ -292,9 +292,8 @@ def _common_arguments(spec: EngineSpec) -> list[str]:
         "--uvicorn-log-level",
         "warning",
     ]
-    arguments += [
-        "--enable-prompt-tokens-details"
-    ]  # how many prompt tokens came from the prefix cache
+    # How many prompt tokens came from the prefix cache.
+    arguments += ["--enable-prompt-tokens-details"]
     return arguments + (["--enforce-eager"] if settings.enforce_eager else [])
 
 

@@ -206,9 +206,8 @@ class _Step:
         )
         duration_s = time.monotonic() - start_s
         if self._healthy:
-            self._judge(
-                records, max(duration_s, self._settings.step_s)
-            )  # requests that were in flight count too
+            # Requests that were in flight count too.
+            self._judge(records, max(duration_s, self._settings.step_s))
         return build_step(
             records,
             weight_percent=self._weight_percent,

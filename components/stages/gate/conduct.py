@@ -255,9 +255,8 @@ def _untrained(run: GateRun, contest: Contest) -> Measured:
     prompts.
     """
     assert contest.untrained is not None
-    stride = max(
-        1, len(run.prompts) // run.recipe.evaluation.num_untrained_prompts
-    )  # some of every slice
+    # Some of every slice.
+    stride = max(1, len(run.prompts) // run.recipe.evaluation.num_untrained_prompts)
     with run.stage("engine start"):
         engine = drafting_engine(run, contest.target, contest.untrained, name=Arm.UNTRAINED)
         engine.wait_ready(progress=run.progress_of("start of the untrained drafter"))

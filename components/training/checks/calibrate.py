@@ -143,9 +143,8 @@ def collect_confidences(
         previous_NK = blocks.anchors_N[:, None] + torch.arange(
             num_draft_tokens, device=argmax_T.device
         )
-        previous_NK = previous_NK.clamp_max(
-            pack.num_tokens - 1
-        )  # where no token follows, nothing is valid
+        # Where no token follows, nothing is valid.
+        previous_NK = previous_NK.clamp_max(pack.num_tokens - 1)
         parts.append(
             Confidences(
                 logits_NK=drafts.logits_NK.double().cpu().numpy(),

@@ -52,16 +52,16 @@ def prompts(measurement: Callable[..., PromptMeasurement]) -> list[PromptMeasure
 
 def test_groups_are_ratios_of_sums_largest_first(prompts: list[PromptMeasurement]) -> None:
     english, german, untold = acceptance_by_group(prompts, language_of_prompt)
+    # 12 accepted, 24 steps.
     assert (english.group, english.num_prompts, english.acceptance_length) == (
         "en",
         3,
         1.5,
-    )  # 12 accepted, 24 steps
+    )
     assert english.interval is not None and 1 < english.interval[0] < 1.5 < english.interval[1] <= 3
     assert (german.group, german.num_prompts, german.acceptance_length) == ("de", 2, 3.0)
-    assert (
-        german.interval is not None and german.interval[0] < 2 < german.interval[1] == 3
-    )  # alike is not certain
+    # Alike is not certain.
+    assert german.interval is not None and german.interval[0] < 2 < german.interval[1] == 3
     assert (untold.group, untold.num_prompts, untold.interval) == (NOT_TOLD, 1, None)
 
 
@@ -71,9 +71,8 @@ def test_an_interval_ends_at_what_can_be_accepted(
     unlike = [measurement("a/1", histogram=(8, 2)), measurement("a/2", histogram=(1, 9))]
     (group,) = acceptance_by_group(unlike, language_of_prompt)
     assert group.acceptance_length == pytest.approx(1.55)
-    assert (
-        group.interval is not None and group.interval[1] == 2.0
-    )  # one draft token and the bonus token
+    # One draft token and the bonus token.
+    assert group.interval is not None and group.interval[1] == 2.0
 
 
 def test_drafting_arms_by_length_in_the_order_of_bands(

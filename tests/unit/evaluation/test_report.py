@@ -45,9 +45,8 @@ def test_perfect_and_useless_drafts(measurement: Callable[..., PromptMeasurement
     assert perfect.arms["candidate"].acceptance_length == 3.0
     assert perfect.arms["candidate"].acceptance_by_position == (1.0, 1.0)
     interval = perfect.arms["candidate"].acceptance_interval
-    assert (
-        interval is not None and interval[0] < interval[1] == 3.0
-    )  # three prompts that agree are no certainty
+    # Three prompts that agree are no certainty.
+    assert interval is not None and interval[0] < interval[1] == 3.0
     assert perfect.arms["candidate"].draft_coverage == 15 / 16
     useless = build(
         [measured("candidate", [measurement(f"a/{n}", histogram=(5, 0, 0)) for n in range(3)], k=2)]

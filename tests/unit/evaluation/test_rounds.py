@@ -101,6 +101,5 @@ def test_one_round_names_the_least() -> None:
     least = rounds_needed([60.0], [40.0], 1.2, alpha=0.025)
     assert least is not None and 2 <= least < 6
     assert rounds_needed([], [], 1.2, alpha=0.025) is None
-    assert (
-        rounds_needed([48.0, 48.0], [40.0, 40.0], 1.2, alpha=0.025) is None
-    )  # exactly at the limit
+    # Exactly at the limit.
+    assert rounds_needed([48.0, 48.0], [40.0, 40.0], 1.2, alpha=0.025) is None

@@ -82,9 +82,8 @@ def test_each_question_is_asked_cold_and_warm(engine: Any) -> None:
     point = measure(PrefixCache(engine))
     asked = [p for p in engine.payloads if p.get("stream")]
     salts = [p["cache_salt"] for p in asked]
-    assert (
-        len(asked) == 1 + 2 * 3 and len(set(salts)) == 4
-    )  # the priming one and three warm ones share a salt
+    # The priming one and three warm ones share a salt.
+    assert len(asked) == 1 + 2 * 3 and len(set(salts)) == 4
     questions = [p["messages"][1]["content"] for p in asked]
     assert all(questions.count(question) == 2 for question in set(questions[1:]))
     assert point.num_questions == 3 and point.num_prompt_tokens == 3

@@ -41,9 +41,8 @@ def test_layers_end_with_the_state_before_the_final_norm() -> None:
     transfer = json.loads(args[args.index("--kv-transfer-config") + 1])
     stream = transfer["kv_connector_extra_config"]["stream"]
     assert stream["layer_ids"] == [3, 16, 27, 30]
-    assert (
-        stream["budget_bytes"] == 56 << 20
-    )  # half is the reader's buffers, a sixteenth is kept back
+    # Half is the reader's buffers, a sixteenth is kept back.
+    assert stream["budget_bytes"] == 56 << 20
     assert TargetFingerprint.model_validate(stream["fingerprint"]) == FINGERPRINT
 
 

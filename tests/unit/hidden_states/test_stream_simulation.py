@@ -224,9 +224,8 @@ class StreamUnderFaults(RuleBasedStateMachine):
         self.clock.sleep(2.0)
         if not self.store.is_down:
             self.store.remove_prefix(run_prefix(IDENTITY.run_id))
-        self.clock.sleep(
-            60 + SETTINGS.orphan_ttl_s + 20
-        )  # the latest write, its time to live, two sweeps
+        # The latest write, its time to live, two sweeps.
+        self.clock.sleep(60 + SETTINGS.orphan_ttl_s + 20)
         assert self.store.objects == {}
 
 

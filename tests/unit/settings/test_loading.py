@@ -98,14 +98,12 @@ def test_a_preset_lies_beneath_the_recipe() -> None:
     recipe = load_recipe("qwen3-8b")
     drafter, training = recipe.drafter, recipe.training
     assert (drafter.num_layers, drafter.block_size - 1, drafter.markov_rank) == (5, 7, 256)
-    assert (
-        training.loss == {"ce": 0.1, "tv": 1.8} and training.loss_gamma == 4.0
-    )  # tv is half of L1
+    # Tv is half of L1.
+    assert training.loss == {"ce": 0.1, "tv": 1.8} and training.loss_gamma == 4.0
     assert (training.learning_rate, training.warmup_share, training.num_epochs) == (6e-4, 0.04, 10)
     assert training.max_grad_norm == 1.0 and training.weight_decay == 0.0
-    assert (
-        drafter.draft_vocab_size == 32000 and training.tokens_per_step == 8192
-    )  # the recipe's own
+    # The recipe's own.
+    assert drafter.draft_vocab_size == 32000 and training.tokens_per_step == 8192
 
 
 def test_a_recipe_replaces_the_loss_of_its_preset(tmp_path: Path) -> None:

@@ -110,9 +110,8 @@ def test_tools_calls_and_results_are_context(tmp_path: Path) -> None:
     }
     prompt = one(tmp_path / "a.jsonl", row)
     assert [m["role"] for m in prompt.messages] == ["user", "assistant", "tool"]
-    assert prompt.messages[1]["tool_calls"] == [
-        CALL
-    ]  # arguments as text, as an endpoint takes them
+    # Arguments as text, as an endpoint takes them.
+    assert prompt.messages[1]["tool_calls"] == [CALL]
     assert prompt.request_options == {"tools": TOOLS, "tool_choice": "none"}
     assert '"name": "weather"' in prompt.text
     bare = one(tmp_path / "b.jsonl", {"messages": row["messages"]})

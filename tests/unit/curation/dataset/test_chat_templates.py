@@ -241,10 +241,11 @@ def test_which_templates_rewrite_history_or_depend_on_the_day(
     renderers: dict[str, Renderer],
 ) -> None:
     rewriting = {name for name, renderer in renderers.items() if rewrites_history(renderer)}
+    # Thoughts go; the system message moves to the last turn.
     assert rewriting == {
         "qwen3",
         "mistral",
-    }  # thoughts go; the system message moves to the last turn
+    }
     assert {name for name, renderer in renderers.items() if renderer.injects_date} == {"llama3"}
 
 

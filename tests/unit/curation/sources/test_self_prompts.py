@@ -94,7 +94,6 @@ def test_after_its_time_no_prompt_is_begun_and_what_was_begun_is_kept(
     # Two at a time, a tenth of a second each: about six, were the machine idle; never all of them.
     assert 2 <= written < 1701 / 2
     assert time.monotonic() - started_s < 60
-    write(
-        engine, target, tmp_path, number=8
-    )  # and there is enough for a small recipe already, or it is added to
+    # And there is enough for a small recipe already, or it is added to.
+    write(engine, target, tmp_path, number=8)
     assert num_missing_prompts(settings(8), target=target, folder=tmp_path) == 0

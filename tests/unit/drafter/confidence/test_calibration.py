@@ -58,9 +58,8 @@ def test_logits_times_three_give_temperature_three(right: Blocks, with_bias: boo
     one = fit_calibration(
         3 * logits_NK[:, :1], accepted_NK[:, :1], conversations_N, with_bias=with_bias
     )
-    assert one.after.auc == pytest.approx(
-        one.before.auc, abs=2e-3
-    )  # one temperature keeps the order, but for folds
+    # One temperature keeps the order, but for folds.
+    assert one.after.auc == pytest.approx(one.before.auc, abs=2e-3)
 
 
 def test_a_shift_needs_the_bias(right: Blocks) -> None:
@@ -176,9 +175,8 @@ def test_survival_uses_temperature_and_bias(right: Blocks) -> None:
         logits_NK / np.array(fitted.temperatures) + np.array(fitted.biases)
     ).cumprod(1)
     np.testing.assert_allclose(survival(logits_NK, fitted), expected_NK)
-    np.testing.assert_allclose(
-        survival(logits_NK[:, :2], fitted), expected_NK[:, :2]
-    )  # a shorter draft
+    # A shorter draft.
+    np.testing.assert_allclose(survival(logits_NK[:, :2], fitted), expected_NK[:, :2])
 
 
 def test_what_cannot_be_calibrated_is_refused(right: Blocks) -> None:

@@ -68,9 +68,8 @@ def test_figures_stay_in_range_and_do_not_depend_on_order(
     scores, outcomes = np.array([s for s, _ in drawn]), np.array([o for _, o in drawn])
     figures = reliability_figures(scores, outcomes, num_bins=num_bins)
     assert 0 <= figures.ece <= 1 and 0 <= figures.brier <= 1 and figures.ece_floor >= 0
-    assert (
-        figures.ece >= abs(figures.mean_score - figures.accepted_share) - 1e-9
-    )  # bins can only add error
+    # Bins can only add error.
+    assert figures.ece >= abs(figures.mean_score - figures.accepted_share) - 1e-9
     assert sum(one.num_scores for one in figures.bins) == sum(figures.histogram) == len(scores)
     order = list(range(len(scores)))
     shuffler.shuffle(order)  # type: ignore[attr-defined]

@@ -102,9 +102,8 @@ def test_the_scheduler_stops_at_the_first_prefix_too_unlikely() -> None:
     logits_NK = logit(
         np.array([[0.9, 0.9, 0.9], [0.9, 0.5, 0.99], [0.4, 0.99, 0.99], [0.99, 0.99, 0.99]])
     )
-    found_N = PrefixScheduler(0.5).num_scheduled(
-        logits_NK
-    )  # survivals .9 .81 .73; .9 .45; .4; .99 .98 .97
+    # Survivals .9 .81 .73; .9 .45; .4; .99 .98 .97.
+    found_N = PrefixScheduler(0.5).num_scheduled(logits_NK)
     assert found_N.tolist() == [3, 1, 0, 3] and np.issubdtype(found_N.dtype, np.integer)
     assert PrefixScheduler(0.0).num_scheduled(logits_NK).tolist() == [3] * 4
     assert PrefixScheduler(1.01).num_scheduled(logits_NK).tolist() == [0] * 4

@@ -57,9 +57,8 @@ def test_two_steps_of_the_dtype_at_a_logit_of_sixteen() -> None:
 
 def test_a_near_tie_is_rounding_even_where_the_machine_agrees_with_itself() -> None:
     assert verdict({"1": 0.2}, itself()) is Verdict.PASS
-    assert (
-        verdict({"1": 0.2}, itself(), dtype="float32") is Verdict.PASS
-    )  # twice 0.1, which its gaps moved by
+    # Twice 0.1, which its gaps moved by.
+    assert verdict({"1": 0.2}, itself(), dtype="float32") is Verdict.PASS
     assert verdict({"1": 0.2}, itself(moved=0.05), dtype="float32") is Verdict.FAIL
 
 

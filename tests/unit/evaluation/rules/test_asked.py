@@ -293,9 +293,8 @@ def test_a_configured_key_asks_for_its_signature(measured: Any) -> None:
     about = {"settings": GATE, "asked": asked(), "expected_fingerprint": report.target.fingerprint}
     signed, plain = decide(report, **about, signing_key=key), decide(report, **about)
     check_decision(signed, report, asked=asked(), signing_key=key)
-    check_decision(
-        signed, report, asked=asked()
-    )  # nobody configured a key: the digest is all there is
+    # Nobody configured a key: the digest is all there is.
+    check_decision(signed, report, asked=asked())
     with pytest.raises(ConfigError, match="is not signed"):
         check_decision(plain, report, asked=asked(), signing_key=key)
     with pytest.raises(ConfigError, match="signed with another key"):

@@ -69,9 +69,8 @@ def test_a_later_position_that_collapsed_fails(report: Any, arm: Any, prompts: A
 def test_a_position_with_few_drafts_is_not_called_collapsed(
     report: Any, arm: Any, prompts: Any
 ) -> None:
-    few = prompts(
-        (60, 40, 2, 0, 0), num=8
-    )  # 16 drafts reach position 3, none is accepted: exp(-1.6) at a floor of 0.1
+    # 16 drafts reach position 3, none is accepted: exp(-1.6) at a floor of 0.1.
+    few = prompts((60, 40, 2, 0, 0), num=8)
     told = rule(
         decide(
             report(arm("candidate", few, num_draft_tokens=4)),

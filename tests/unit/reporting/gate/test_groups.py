@@ -28,9 +28,8 @@ def test_arms_stand_side_by_side_with_intervals_and_counts() -> None:
         by_language=(group("en", 9, 1.5, (1.3, 1.7)),),
     )
     page = groups_section([champion, candidate])
-    assert page.index("up to 64") < page.index(
-        "65 to 256"
-    )  # in the order of the arm with all bands
+    # In the order of the arm with all bands.
+    assert page.index("up to 64") < page.index("65 to 256")
     assert "<td class='num'>9</td><td class='num'>1.50 " in page
     assert "<td class='num'>1.62 <span class='soft'>[1.40, 1.90]</span></td>" in page
     assert "1.50 <span class='soft'>[1.30, 1.70]</span> <span class='soft'>of 4</span>" in page

@@ -86,11 +86,12 @@ def test_a_sampled_text_ends_blocks_where_it_leaves_the_greedy_path(
     ) % 512  # the second token was sampled
     held = collect_confidences(objective, iter([text]), lm_head_VH=head_VH, num_draft_tokens=K)
     assert held is not None
+    # Its own slot is known, those after it are not.
     assert held.valid_NK[n].tolist() == [
         True,
         True,
         False,
-    ]  # its own slot is known, those after it are not
+    ]
     assert held.valid_NK[n + 1].tolist() == [True, False, False]
     assert held.valid_NK[n + 2, 0]
 

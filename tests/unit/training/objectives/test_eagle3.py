@@ -104,9 +104,8 @@ def test_logits_loss_and_gradients_equal_speculators(
         drafter, TrainingSettings(loss=ours_loss, mixed_precision="no", loss_gamma=GAMMA)
     )
     scores = objective(pack, blocks)
-    ours = grads_of(
-        drafter, scores.loss * K
-    )  # a mean over all slots, theirs a sum of means: each step has as many
+    # A mean over all slots, theirs a sum of means: each step has as many.
+    ours = grads_of(drafter, scores.loss * K)
     logits, value, metrics = theirs(drafter, pack, their_loss)
     wanted = grads_of(drafter, value)
     assert len(set(blocks.valid_NK.sum(0).tolist())) == 1 and len(pack.bounds) > 1
