@@ -277,8 +277,10 @@ def _render(
     """Rows on disk and their scalars; the masks of the first ones are proven."""
     if not answered:
         raise CurationError("there are no answered conversations to render")
-    spool, frame = RowSpool(folder), ScalarFrame()
-    num_done, reported = 0, time.monotonic()
+    spool = RowSpool(folder)
+    frame = ScalarFrame()
+    num_done = 0
+    reported = time.monotonic()
     for batch, rows in apply(work, batches(answered, CHUNK)):
         if num_done < NUM_PROVEN_ROWS:
             prove_masks(rows[:NUM_PROVEN_ROWS], batch[:NUM_PROVEN_ROWS], renderer)

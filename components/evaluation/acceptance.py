@@ -142,7 +142,9 @@ async def _measure_groups(
             with_logprobs=with_logprobs,
             progress=_shifted(progress, start=start, total=len(todo)),
         )
-        measurements, given, excluded = [], {}, {}
+        measurements = []
+        given = {}
+        excluded = {}
         for prompt, answer in zip(group, answers, strict=True):
             if isinstance(answer, PromptTooLongError):
                 excluded[prompt.prompt_id] = str(answer)

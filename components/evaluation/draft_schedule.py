@@ -82,7 +82,8 @@ def choose_schedule(ratios: Ratios, *, max_requests: int = 64) -> Schedule:
     if not measured:
         return ()
     loads = sorted(measured[max(measured)])
-    lengths, longest = [], max(measured)
+    lengths = []
+    longest = max(measured)
     for load in loads:
         longest = _fastest(measured, load, longest) if longest else 0
         lengths.append(longest)

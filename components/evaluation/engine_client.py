@@ -175,7 +175,8 @@ class EngineClient:
             completion = self._completion(text, body, latency_s)
             if not with_token_ids and not with_logprobs:
                 return completion
-            prompt_ids, choice = body["prompt_token_ids"], body["choices"][0]
+            prompt_ids = body["prompt_token_ids"]
+            choice = body["choices"][0]
             return replace(
                 completion,
                 prompt_token_ids=tuple(prompt_ids),
@@ -201,7 +202,9 @@ class EngineClient:
         if cache_salt is not None:
             payload["cache_salt"] = cache_salt
         started = time.perf_counter()
-        text, last, times = "", dict[str, Any](), list[tuple[float, int]]()
+        text = ""
+        last = dict[str, Any]()
+        times = list[tuple[float, int]]()
         async with (
             self._bounded("streamed chat completion"),
             self._http.stream("POST", "/v1/chat/completions", json=payload) as response,

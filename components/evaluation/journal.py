@@ -125,7 +125,10 @@ class Journal:
                 self._add(prompts, answers, entry["excluded"], entry["counters"])
         except (ValueError, KeyError, TypeError, ValidationError):
             # Not one of ours, or written by another version: nothing of it can be trusted.
-            self.measurements, self.answers, self.excluded, self.counters = {}, {}, {}, {}
+            self.measurements = {}
+            self.answers = {}
+            self.excluded = {}
+            self.counters = {}
             return False
         if len(whole) < len(lines):
             write_atomic(path, "".join(whole))

@@ -174,10 +174,8 @@ class LayerVariance:
         high = torch.full_like(variance_L, _MAX_VARIANCE)
         if len(self._history) == _NUM_REFERENCE_SAMPLES:
             usual = torch.stack(self._history).median(dim=0).values
-            low, high = (
-                torch.maximum(low, usual / _MAX_DRIFT),
-                torch.minimum(high, usual * _MAX_DRIFT),
-            )
+            low = torch.maximum(low, usual / _MAX_DRIFT)
+            high = torch.minimum(high, usual * _MAX_DRIFT)
         for slot, layer in enumerate(self._layer_ids):
             if not low[slot] <= variance_L[slot] <= high[slot]:
                 raise FaultyStatesError(

@@ -301,7 +301,9 @@ class Receiver:
         """Until it is right, its retries are used up, or its engine is away for too long; an outage
         costs no retry.
         """
-        num_failed, attempt, away_since = 0, 0, None
+        num_failed = 0
+        attempt = 0
+        away_since = None
         while True:
             try:
                 future = arrival.future if attempt == 0 else self._request(arrival, attempt=attempt)
@@ -314,7 +316,8 @@ class Receiver:
                 )
             except FaultyStatesError as error:
                 self._refuse_hopeless(error)
-                num_failed, away_since = num_failed + 1, None
+                num_failed = num_failed + 1
+                away_since = None
                 if error.reason == "refused" or num_failed > self._settings.max_retries:
                     self._quarantine(arrival, error)
                     return None
@@ -323,7 +326,8 @@ class Receiver:
                 if self._clock.now() - away_since >= self._settings.engine_outage_s:
                     raise
             except EngineError:
-                num_failed, away_since = num_failed + 1, None
+                num_failed = num_failed + 1
+                away_since = None
                 if num_failed > self._settings.max_retries:
                     raise
             self._statistics.num_retried += 1
@@ -393,7 +397,8 @@ class Receiver:
                 came), 'transfer', 'size' or what the header of an object of another size names.
         """
         assert self._client is not None
-        key, pointer = store_key(self._identity.run_id, name), self._buffer.pointer(region)
+        key = store_key(self._identity.run_id, name)
+        pointer = self._buffer.pointer(region)
         num_bytes = arrival.place.num_bytes
         # From the answer on, not from now: of an engine that died nothing comes, however many wait
         # in line for it.

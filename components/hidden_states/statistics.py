@@ -66,7 +66,8 @@ class StreamStatistics:
 
     def pause(self) -> None:
         """The consumer stops iterating."""
-        self.active_s, self._started_at = self.duration_s, None
+        self.active_s = self.duration_s
+        self._started_at = None
 
     @property
     def duration_s(self) -> float:

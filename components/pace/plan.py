@@ -75,7 +75,8 @@ def make_plan(
         probe: of this machine.
         available_s: seconds from now to when the report should be there.
     """
-    full, least = full_amounts(recipe), least_amounts(recipe, pace)
+    full = full_amounts(recipe)
+    least = least_amounts(recipe, pace)
 
     def seconds(amounts: Amounts) -> float:
         return sum(stage_seconds(recipe, amounts, probe).values())

@@ -161,13 +161,15 @@ class EngineProbe:
         until then.
         """
         samples = [await self._count(http)]
-        started_s, grown_s = samples[0].at_s, float("inf")
+        started_s = samples[0].at_s
+        grown_s = float("inf")
         while True:
             await asyncio.sleep(POLL_S)
             samples.append(await self._count(http))
             if samples[-1].num_tokens > samples[0].num_tokens:
                 grown_s = min(grown_s, samples[-1].at_s)
-            now_s, rate = samples[-1].at_s, slope(samples)
+            now_s = samples[-1].at_s
+            rate = slope(samples)
             if (
                 rate is not None and now_s >= grown_s + seconds
             ) or now_s >= started_s + PATIENCE * seconds:

@@ -159,7 +159,10 @@ def create_model(registry: Registry, model_name: str) -> None:
 
 
 def _make(registry: Registry, entry: Promotion) -> Promotion:
-    client, name, alias, version = registry.client, entry.model_name, entry.alias, entry.to_version
+    client = registry.client
+    name = entry.model_name
+    alias = entry.alias
+    version = entry.to_version
     if version is None:
         registry.call(
             f"remove the alias {alias}", lambda: client.delete_registered_model_alias(name, alias)

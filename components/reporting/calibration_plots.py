@@ -47,7 +47,8 @@ def reliability_diagram(calibration: Calibration, path: Path) -> Path:
         axes.set_visible(False)  # the last row may have room for more panels than there are
     for index, (name, before, after) in enumerate(panels):
         row, column = divmod(index, num_columns)
-        top, bottom = grid[2 * row][column], grid[2 * row + 1][column]
+        top = grid[2 * row][column]
+        bottom = grid[2 * row + 1][column]
         limit = _limit(before, after)
         _reliability(top, name, before, after, limit)
         _histogram(bottom, before, after, limit)

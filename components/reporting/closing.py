@@ -151,7 +151,8 @@ def _advice_on(rules: Sequence[RuleResult]) -> list[str]:
 
 
 def _advice_on_time(report: LifecycleReport) -> list[str]:
-    told, short = [], training_line(report)
+    told = []
+    short = training_line(report)
     if short is not None:
         told.append(f"{short}: a longer pace.ends_within_s leaves it more")
     elif report.pace is not None and report.pace.given_up:

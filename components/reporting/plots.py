@@ -268,7 +268,9 @@ def _step_text(acceptance_length: float | None, num_requests: int, weight_percen
 def _smoothed(values: list[float]) -> list[float]:
     """Exponential moving average over about a twentieth of the run, bias-corrected at its start."""
     weight = max(0.0, 1.0 - 20 / len(values))
-    smooth, total, scale = [], 0.0, 0.0
+    smooth = []
+    total = 0.0
+    scale = 0.0
     for value in values:
         total = weight * total + (1 - weight) * value
         scale = weight * scale + (1 - weight)

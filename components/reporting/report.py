@@ -145,7 +145,8 @@ def orchestration_share(stages: Sequence[StageTiming], total_s: float) -> float:
         (stage.started_at.timestamp(), stage.started_at.timestamp() + stage.duration_s)
         for stage in stages
     )
-    covered_s, reached = 0.0, float("-inf")
+    covered_s = 0.0
+    reached = float("-inf")
     for start, end in spans:
         covered_s += max(0.0, end - max(start, reached))
         reached = max(reached, end)

@@ -153,7 +153,9 @@ def write_lifecycle_report(run: Run, story: Story) -> LifecycleReport:
 def _build(run: Run, story: Story) -> LifecycleReport:
     total_s = (now_utc() - run.started_at).total_seconds()
     stages = tuple(sorted(run.timings, key=lambda stage: stage.started_at))
-    training, gate, serving = story.training, story.gate, _serving(run, story)
+    training = story.training
+    gate = story.gate
+    serving = _serving(run, story)
     return LifecycleReport(
         recipe=run.recipe.name,
         size=run.size,

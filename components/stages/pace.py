@@ -67,10 +67,8 @@ def _probe(run: Run, target: TargetRef, engine: Engine, pace: PaceSettings) -> M
     )
     answering.warm_up()
     engine_up_s = time.monotonic() - engine.started_at
-    curation, low = (
-        run.full_recipe.curation,
-        run.full_recipe.evaluation.acceptance_requests_in_flight,
-    )
+    curation = run.full_recipe.curation
+    low = run.full_recipe.evaluation.acceptance_requests_in_flight
     high = min(curation.requests_in_flight, run.full_recipe.engine.max_num_seqs)
     rates = {high: _rate_of_written_prompts(run, target, engine, answering, pace)}
     rates[high] = rates[high] or answering.answer_rate(high, seconds=pace.probe_s)
@@ -94,7 +92,8 @@ def _rate_of_written_prompts(
     """The engine's rate while it writes prompts that the run needs; None where there are too few
     left to write.
     """
-    settings, folder = run.full_recipe.curation, run.state_dir / "prompts"
+    settings = run.full_recipe.curation
+    folder = run.state_dir / "prompts"
     if (
         num_missing_prompts(settings, target=target, folder=folder)
         < 2 * settings.requests_in_flight

@@ -140,10 +140,8 @@ def register_if_passed(
         ConfigError: the report, decided again under the recipe, does not give this decision.
     """
     # Plots and the page.
-    registry, shown = (
-        registry_of(run),
-        sorted((run.run_dir / "plots").iterdir()),
-    )
+    registry = registry_of(run)
+    shown = sorted((run.run_dir / "plots").iterdir())
     with run.stage("register"):
         if decision.verdict is not Verdict.PASS:
             for path in (

@@ -42,7 +42,8 @@ def find_target(run: Run, which: str, *, publish: bool = True) -> TargetRef:
 
     A package's target is published when it is resolved, so that the watch has something to look at.
     """
-    recipe, watched = run.recipe, watched_path(run.recipe, run.state_dir)
+    recipe = run.recipe
+    watched = watched_path(run.recipe, run.state_dir)
     # A lifecycle names the target to its subflows by its folder: fingerprinted already.
     if which not in (PUBLISHED, SOURCE):
         return _reference(run, Path(which), source=which)

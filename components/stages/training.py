@@ -101,7 +101,8 @@ def train_on_stream(
 
 def _within_pace(run: Run) -> TrainingSettings:
     """The recipe's training; with a limit on its time, where the run goes by the machine's pace."""
-    training, plan = run.recipe.training, run.plan
+    training = run.recipe.training
+    plan = run.plan
     if plan is None:
         return training
     limit_s = round(training_limit(plan, left_s=run.left_s))

@@ -200,10 +200,8 @@ def _unpermute(weight_OI: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
-    kind, pre = (
-        _value(metadata, "tokenizer.ggml.model"),
-        _value(metadata, "tokenizer.ggml.pre", missing_ok=True),
-    )
+    kind = _value(metadata, "tokenizer.ggml.model")
+    pre = _value(metadata, "tokenizer.ggml.pre", missing_ok=True)
     if kind != "gpt2" or (pre or "gpt-2") not in _SPLIT_PATTERNS:
         raise TargetError(
             "this GGUF tokenizer cannot be converted",

@@ -42,7 +42,8 @@ def finetune_in_process(
         "texts": list(texts),
     }
     with tempfile.TemporaryDirectory() as folder:
-        job_path, result_path = Path(folder) / "job.json", Path(folder) / RESULT_FILE
+        job_path = Path(folder) / "job.json"
+        result_path = Path(folder) / RESULT_FILE
         job_path.write_text(json.dumps(job))
         run_process(
             [sys.executable, "-m", __name__, str(job_path)],

@@ -142,7 +142,8 @@ def hash_tensors(file: Path) -> Iterator[tuple[TensorEntry, str]]:
     with Path(file).open("rb") as handle:
         for entry in entries:
             handle.seek(entry.start)
-            digest, left = hashlib.sha256(), entry.end - entry.start
+            digest = hashlib.sha256()
+            left = entry.end - entry.start
             while left > 0:
                 chunk = handle.read(min(left, _CHUNK_BYTES))
                 if not chunk:

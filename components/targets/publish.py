@@ -18,7 +18,8 @@ def publish_target(path: Path, *, watched: Path) -> Path:
         TargetError: `path` is not a complete target, or something that is not a symlink stands at
             `watched`.
     """
-    path, watched = Path(path).resolve(), Path(watched)
+    path = Path(path).resolve()
+    watched = Path(watched)
     check_target_folder(path)
     if watched.exists() and not watched.is_symlink():
         raise TargetError(

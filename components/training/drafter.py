@@ -87,10 +87,8 @@ def _vocabulary(
     """The parent's vocabulary where there is one, because its weights are indexed by it; else by
     frequency.
     """
-    size, vocab_size = (
-        job.drafter.draft_vocab_size,
-        int(read_target_config(Path(job.target.path)).vocab_size),
-    )
+    size = job.drafter.draft_vocab_size
+    vocab_size = int(read_target_config(Path(job.target.path)).vocab_size)
     if size is None or size >= vocab_size:
         return None, {}
     counts = {

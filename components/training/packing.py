@@ -62,7 +62,8 @@ def pack_samples(samples: Iterator[Sample], *, max_tokens: int) -> Iterator[Pack
         length = len(sample.request.token_ids)
         if waiting and num_tokens + length > max_tokens:
             yield make_pack(waiting)
-            waiting, num_tokens = [], 0
+            waiting = []
+            num_tokens = 0
         waiting.append(sample)
         num_tokens += length
     if waiting:
@@ -139,7 +140,8 @@ def choose_blocks(
     if len(candidates) == 0:
         return None
     anchors = candidates.tolist()
-    spans, first = [], 0
+    spans = []
+    first = 0
     for start, end in pack.bounds:
         last = first
         while last < len(anchors) and anchors[last] < end:

@@ -201,7 +201,8 @@ class Trainer:
         Packs without a block are passed over here, because a process that skipped a step would
         leave the others waiting for its gradients.
         """
-        waiting, group = time.monotonic(), _Group()
+        waiting = time.monotonic()
+        group = _Group()
         for pack in packs:
             group.num_samples += len(pack.indices)
             group.num_tokens += pack.num_tokens

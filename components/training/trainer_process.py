@@ -195,7 +195,8 @@ class TrainerProcess:
 
         The states come over a stream of their own: training may have left its own in the middle.
         """
-        settings, num_anchors = self._job.training, self._num_calibration_anchors(drafter)
+        settings = self._job.training
+        num_anchors = self._num_calibration_anchors(drafter)
         if not num_anchors:
             return None
         num_rows = _rows_holding(rows, num_anchors)

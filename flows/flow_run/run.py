@@ -86,5 +86,6 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, DSparkError):
         record.exc_info, record.exc_text = None, None
-        record.msg, record.args = f"{type(error).__name__}: {error}", ()
+        record.msg = f"{type(error).__name__}: {error}"
+        record.args = ()
     return True

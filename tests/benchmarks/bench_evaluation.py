@@ -208,7 +208,8 @@ def powers(sizes: dict[str, int]) -> list[Figure]:
     measured. Beside the whole level, what one look has: the first one's, and that of two, the
     second after as many prompts again.
     """
-    settings, figures = GateSettings(), []
+    settings = GateSettings()
+    figures = []
     for kind in KINDS:
         worlds = [World(kind, shift=shift_for(kind, MARGIN, 0.4), noise=0.4)] * len(sizes)
         doubled = [2 * size for size in sizes.values()]

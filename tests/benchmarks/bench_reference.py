@@ -51,7 +51,10 @@ from tests.support.reference_cases import (
     write_random_drafter,
 )
 
-NUM_DRAWS, NUM_DRAWS_WRONG, BATCH_SIZE, NUM_TOKENS = 1_000_000, 100_000, 5_000, 4
+NUM_DRAWS = 1_000_000
+NUM_DRAWS_WRONG = 100_000
+BATCH_SIZE = 5_000
+NUM_TOKENS = 4
 SURVIVAL_THRESHOLD = 0.3
 BLOCK_SIZES = range(4, 17)
 NUM_ROUNDS, NUM_WARM_ROUNDS = 60, 5
@@ -162,7 +165,8 @@ def _timed(case: Case, *, folder: Path) -> tuple[float, float]:
 
 def _greedy_code(decoder: ReferenceDecoder, prompt: tuple[int, ...]) -> int:
     """The target's own greedy continuation, as `sequence_codes` counts."""
-    tokens, code = list(prompt), 0
+    tokens = list(prompt)
+    code = 0
     for _ in range(NUM_TOKENS):
         with torch.inference_mode():
             tokens.append(int(decoder.target.model(torch.tensor([tokens])).logits[0, -1].argmax()))

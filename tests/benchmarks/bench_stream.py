@@ -315,7 +315,8 @@ def read_path(folder: Path) -> list[Figure]:
     """Samples of 8 MB out of the store: `StoreClient.read_into` against bare `get_into`, and
     against memcpy.
     """
-    num, num_bytes = 8, 8 * MIB
+    num = 8
+    num_bytes = 8 * MIB
     with running_master(_new(folder / "read")) as master, _writer(master.endpoint) as store:
         data = bytes(np.random.default_rng(0).integers(0, 256, num_bytes, dtype=np.uint8))
         for index in range(num):
@@ -371,7 +372,8 @@ def budgets(folder: Path) -> list[Figure]:
 
 
 def _most_held(store: StoreEndpoint, budget_mib: int) -> float:
-    hidden_size, layer_ids = 2048, (1, 2, 3, 4)
+    hidden_size = 2048
+    layer_ids = (1, 2, 3, 4)
     settings = StreamSettings(
         aux_layer_ids=layer_ids[:-1], budget_mib=budget_mib, requests_in_flight=64
     )

@@ -88,7 +88,10 @@ def _overhead(plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe) -> 
             "speed_repeats": 1,
         }
     )
-    speed, acceptance, bare, streamed = [], [], [], []
+    speed = []
+    acceptance = []
+    bare = []
+    streamed = []
     for _ in range(NUM_ROUNDS):
         bare.append(asyncio.run(_bare_client(plain, prompts, recipe, streams=False)))
         streamed.append(asyncio.run(_bare_client(plain, prompts, recipe, streams=True)))
@@ -119,7 +122,9 @@ async def _bare_client(
     plain: ArmEndpoint, prompts: Sequence[Prompt], recipe: Recipe, *, streams: bool
 ) -> float:
     """tok/s of requests that are only sent and waited for."""
-    settings, waiting, num_tokens = recipe.evaluation, iter(prompts), 0
+    settings = recipe.evaluation
+    waiting = iter(prompts)
+    num_tokens = 0
     async with httpx.AsyncClient(base_url=plain.url, timeout=300, trust_env=False) as client:
 
         async def lane() -> None:

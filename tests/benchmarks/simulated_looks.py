@@ -100,7 +100,8 @@ def _false_passes(
 def _false_passes_as_asked(
     estimate: Estimator, truth: float, first: int, generator: np.random.Generator
 ) -> float:
-    passes, most = 0, GateSettings().max_further_prompts
+    passes = 0
+    most = GateSettings().max_further_prompts
     for _ in range(NUM_ASKING_GATES):
         prompts = generator.integers(0, POOL_PROMPTS, first)
         for look in range(1, NUM_LOOKS + 1):
@@ -126,7 +127,8 @@ def speed_figures() -> list[Figure]:
     """
     alpha = at_look(GateSettings(), 1).alpha
     generator = np.random.default_rng(20_261_201)
-    figures, before = [], 0.0
+    figures = []
+    before = 0.0
     for num_rounds in (1, 2, 3, 6, 12):
         share = _speed_passes(1.3, num_rounds, alpha, generator)
         name = f"speed_pass_truth_1.3_rounds_{num_rounds}"

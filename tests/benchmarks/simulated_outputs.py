@@ -60,10 +60,12 @@ def output_figures(num_prompts: int) -> list[Figure]:
     """How often a right engine fails, and one that keeps 1 wrong draft in 50, on machines that
     agree with themselves on all, three quarters and not half of their outputs.
     """
-    alpha, figures = GateSettings().losslessness_alpha, []
+    alpha = GateSettings().losslessness_alpha
+    figures = []
     for tails in ("normal", "laplace"):
         for agreement in (1.0, 0.75, 0.45):
-            machine, name = Machine(agreement, tails), f"{tails}_{agreement:g}_agreement"
+            machine = Machine(agreement, tails)
+            name = f"{tails}_{agreement:g}_agreement"
             right = failed_share(
                 machine, num_gates=NUM_GATES, num_prompts=num_prompts, alpha=alpha, seed=1
             )

@@ -31,7 +31,8 @@ def requests(num: int) -> Iterator[SampleRequest]:
 def main(engine_url: str, master: str, metrics: str) -> dict[str, int]:
     """Stream, and look at the memory twice."""
     settings = StreamSettings(aux_layer_ids=(1, 2), budget_mib=16, requests_in_flight=16)
-    process, sizes = psutil.Process(), {}
+    process = psutil.Process()
+    sizes = {}
     with HiddenStateStream(
         settings, engine_urls=[engine_url], model="t",
         store=StoreEndpoint(master_address=master, metrics_url=metrics),

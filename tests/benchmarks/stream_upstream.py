@@ -51,7 +51,8 @@ def main(
     arrivals = [(time.perf_counter(), int((batch["document_ids"] >= 0).sum())) for batch in loader]
     # Each worker has PREFETCH batches on order: before the first of them, and once no new ones are
     # ordered, what arrives was in part made earlier.
-    first, last = PREFETCH * num_workers, len(arrivals) - PREFETCH * num_workers
+    first = PREFETCH * num_workers
+    last = len(arrivals) - PREFETCH * num_workers
     assert last - first >= 20, f"{len(arrivals)} batches are too few for {num_workers} workers"
     return sum(tokens for _, tokens in arrivals[first + 1 : last]) / (
         arrivals[last - 1][0] - arrivals[first][0]

@@ -51,7 +51,9 @@ def main(job_path: str) -> dict[str, Any]:
         value.grad = torch.zeros_like(value)
     optimizer.step()
     optimizer.zero_grad()
-    before, losses, times = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, [], []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    losses = []
+    times = []
     for _ in range(NUM_STEPS):
         started = time.perf_counter()
         loss = step()

@@ -210,7 +210,8 @@ def test_the_rows_hold_exactly_what_the_target_produced(
             }
     assert len(rows) == len(answers.answered)
     for item in answers.answered:
-        row, last = rows[item.conversation.id], item.answers[-1]
+        row = rows[item.conversation.id]
+        last = item.answers[-1]
         assert row["token_ids"] == [*last.prompt_token_ids, *last.token_ids]
         assert row["loss_mask"][-len(last.token_ids) :] == [True] * len(last.token_ids)
         ended = row["token_ids"][-1] == 2  # <|im_end|> of the tiny tokenizer

@@ -283,7 +283,8 @@ def exact_marginals(decoder: ReferenceDecoder, prompt: list[int]) -> list[torch.
     """P(token 1), P(token 2), P(token 3) after `prompt`, [512] each, summed over all 512 * 512
     prefixes.
     """
-    model, third_W = decoder.target.model, torch.zeros(512)
+    model = decoder.target.model
+    third_W = torch.zeros(512)
     with torch.inference_mode():
         first_W = model(torch.tensor([prompt])).logits[0, -1].softmax(-1)
         prefixes = torch.tensor([[*prompt, token] for token in range(512)])
@@ -308,7 +309,8 @@ def pooled_chisquare(counts_W: torch.Tensor, exact_W: torch.Tensor) -> float:
 def test_sampled_acceptance_is_what_the_distributions_promise(
     served: Served, decoder: ReferenceDecoder
 ) -> None:
-    num_tokens, prompts = 150, PROMPTS[:12]
+    num_tokens = 150
+    prompts = PROMPTS[:12]
     drafted = complete(
         served.url,
         prompts,
@@ -360,7 +362,8 @@ def test_schedule_keeps_the_drafters_cache_in_step(
         # engine.
         drafted = complete(url, PROMPTS, max_tokens=UNEVEN_LENGTHS, num_in_flight=NUM_PROMPTS)
     assert_equal_but_for_ties(drafted, undrafted)
-    num_rows_by_k, longest_pauses = {2: 0, 4: 0}, []
+    num_rows_by_k = {2: 0, 4: 0}
+    longest_pauses = []
     rows_of = read_trace(trace)
     for index, prompt in enumerate(PROMPTS[:3]):
         sequence = [*prompt, *drafted[index].token_ids]

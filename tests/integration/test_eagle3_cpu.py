@@ -102,7 +102,8 @@ def walked(objective: BlockObjective, pack: Pack, num_prompt: int) -> tuple[int,
     accepted_N = scores.match_NK.int().cumprod(1).sum(1).tolist()
     position = num_steps = num_accepted = 0
     while position + 1 < MAX_TOKENS:
-        num_steps, num_accepted = num_steps + 1, num_accepted + accepted_N[position]
+        num_steps = num_steps + 1
+        num_accepted = num_accepted + accepted_N[position]
         position += accepted_N[position] + 1
     return num_steps, num_accepted
 
@@ -143,7 +144,9 @@ def test_served_acceptance_and_answers_are_those_of_the_objective(
     log = tmp_path / "engine.log"
     with serve(tiny_target, log=log, dtype="float32", speculative=speculative) as url:
         served = complete(url, prompts, max_tokens=MAX_TOKENS)
-    expected, counted, num_same_answers = [], [], 0
+    expected = []
+    counted = []
+    num_same_answers = 0
     for prompt, pack, completion in zip(prompts, packs, served, strict=True):
         assert completion.speculation is not None
         expected.append(walked(objective, pack, len(prompt)))

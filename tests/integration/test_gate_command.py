@@ -169,10 +169,8 @@ def test_a_candidate_is_measured_and_decided_on_though_its_engine_dies(
     assert all(prompt.num_draft_tokens == prompt.num_steps for prompt in shorter.arm.prompts)
 
     # Deciding on what was measured, and checking the decision, say the same.
-    decision, measured_report = (
-        out_dir / "gate_decision.json",
-        str(out_dir / "acceptance_report.json"),
-    )
+    decision = out_dir / "gate_decision.json"
+    measured_report = str(out_dir / "acceptance_report.json")
     about = ["--recipe", str(recipe), "--report", measured_report]
     assert gate_main([*about, "--decision", str(decision)]) == 1
     assert gate_main([*about, "--out", str(out_dir / "again.json")]) == 1

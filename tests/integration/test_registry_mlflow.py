@@ -250,10 +250,8 @@ def test_a_release_round_trip(registry: Registry, tmp_path: Path) -> None:
 def test_registering_again_completes_the_same_version(registry: Registry, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint")
     report = make_report(checkpoint)
-    gate, run_id = (
-        make_gate(checkpoint, report),
-        registry.start_run("training", name="twice", params={}),
-    )
+    gate = make_gate(checkpoint, report)
+    run_id = registry.start_run("training", name="twice", params={})
 
     def register() -> releases.Release:
         return releases.register_release(

@@ -343,7 +343,8 @@ def other_run(master: Master) -> Iterator[list[str]]:
         )
         == 0
     )
-    pinned, keys = ReplicateConfig(), []
+    pinned = ReplicateConfig()
+    keys = []
     pinned.with_hard_pin = True
     for size in (1 << 20, 1 << 16):
         while store.put(f"other/{len(keys)}", b"x" * size, pinned) == 0:

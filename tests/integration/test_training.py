@@ -202,11 +202,9 @@ def test_it_trains_from_streamed_states_and_exports_a_bound_checkpoint(
 ) -> None:
     from mlflow import MlflowClient
 
-    result, client, run_id = (
-        trained.result,
-        MlflowClient(tracking_uri=trained.tracking_uri),
-        trained.run_id,
-    )
+    result = trained.result
+    client = MlflowClient(tracking_uri=trained.tracking_uri)
+    run_id = trained.run_id
     assert result.stopped_by == "data" and result.curve[-1].loss < result.curve[0].loss
     assert result.num_trained_tokens == sum(
         2 * len(row.token_ids) for row in random_requests(120, vocab_size=512, seed=1)
@@ -307,11 +305,13 @@ def test_a_dead_master_is_one_clear_line(job: TrainingJob) -> None:
 def test_a_warm_start_takes_the_parents_weights_and_vocabulary(
     job: TrainingJob, trained: Trained
 ) -> None:
-    first, one_epoch = trained.result, TRAINING.model_copy(update={"num_epochs": 1})
+    first = trained.result
+    one_epoch = TRAINING.model_copy(update={"num_epochs": 1})
     child = job.model_copy(update={"training": one_epoch, "parent": first.checkpoint})
     second = run_trainer(child, on_line=print, timeout_s=TRAINER_TIMEOUT_S)
     assert second.checkpoint.parent_digest == first.checkpoint.digest
-    start, end = second.validation[0], first.checkpoint.expected_acceptance_length
+    start = second.validation[0]
+    end = first.checkpoint.expected_acceptance_length
     assert end is not None and start.acceptance_length == pytest.approx(end, abs=0.02)
     assert np.isfinite(second.curve[-1].loss)
 

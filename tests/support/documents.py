@@ -100,9 +100,11 @@ def _slugs(headings: list[str], gaps: str, numbered: str) -> set[str]:
     found: set[str] = set()
     for heading in headings:
         slug = re.sub(gaps, "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
-        number, name = 1, slug
+        number = 1
+        name = slug
         while name in found:
-            name, number = f"{slug}{numbered}{number}", number + 1
+            name = f"{slug}{numbered}{number}"
+            number = number + 1
         found.add(name)
     return found
 

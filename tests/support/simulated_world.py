@@ -234,7 +234,9 @@ class SimulatedEngine:
 
     def request(self, *, index: int, name: str, token_ids: np.ndarray) -> SimulatedFuture:
         self.names.append(name)
-        fault, life, future = self.fault(name), self._life, SimulatedFuture(self.clock)
+        fault = self.fault(name)
+        life = self._life
+        future = SimulatedFuture(self.clock)
         if self.clock.now() < self._back_at:
             future.finish(EngineAwayError("the extraction engine is not reachable"))
             return future
@@ -267,10 +269,8 @@ class SimulatedEngine:
         return future
 
     def _take_open(self) -> list[tuple[str, SimulatedFuture]]:
-        taken, self._open = (
-            [(name, future) for name, future in self._open if not future.is_done],
-            [],
-        )
+        taken = [(name, future) for name, future in self._open if not future.is_done]
+        self._open = []
         return taken
 
     def _new_held(self) -> HeldKeys:

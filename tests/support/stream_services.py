@@ -132,12 +132,10 @@ class SimulatedEngine:
     ) -> None:
         from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
-        self.run_id, self.layer_ids, self.hidden_size, self.misbehave = (
-            run_id,
-            layer_ids,
-            hidden_size,
-            misbehave,
-        )
+        self.run_id = run_id
+        self.layer_ids = layer_ids
+        self.hidden_size = hidden_size
+        self.misbehave = misbehave
         self.num_calls = 0
         self.names: list[str] = []
         self._lock = threading.Lock()
@@ -174,7 +172,8 @@ class SimulatedEngine:
     def answer(self, body: dict[str, object]) -> tuple[int, dict[str, object]]:
         name = body["kv_transfer_params"]["hidden_states_key"]  # type: ignore[index]
         with self._lock:
-            number, self.num_calls = self.num_calls, self.num_calls + 1
+            number = self.num_calls
+            self.num_calls = self.num_calls + 1
             self.names.append(name)
         fault = self.misbehave(number, name)
         if fault == "hang":

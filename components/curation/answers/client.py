@@ -204,10 +204,8 @@ class Tally:
     @property
     def expected_tokens(self) -> float:
         """Estimate of the answer tokens of the whole run."""
-        seen, weight = (
-            self.num_tokens + self.num_prior * self.prior_tokens,
-            self.num_done + self.num_prior,
-        )
+        seen = self.num_tokens + self.num_prior * self.prior_tokens
+        weight = self.num_done + self.num_prior
         return self.num_conversations * seen / weight
 
 

@@ -304,7 +304,8 @@ def _cut(item: AnsweredConversation, text: str, spans: list[Span]) -> tuple[str,
         start, _ = spans[-1]
         answer = item.messages[-1].content.strip()
         end = text.index(answer, start) + len(answer)
-        text, spans = text[:end], [*spans[:-1], (start, end)]
+        text = text[:end]
+        spans = [*spans[:-1], (start, end)]
     return text, [span for span in spans if span[0] < span[1]]
 
 

@@ -41,7 +41,9 @@ class Skeleton:
             Message(message.role, marker) for message, marker in zip(messages, markers, strict=True)
         ]
         text, spans = find(chat)
-        pieces, places, end = [], [], 0
+        pieces = []
+        places = []
+        end = 0
         for marker in markers:
             place = text.find(marker, end)
             if place < 0 or text.count(marker) != 1:
@@ -61,7 +63,8 @@ class Skeleton:
         skeleton's.
         """
         parts: list[str] = []
-        places, length = [], 0
+        places = []
+        length = 0
         for piece, message in zip(self.pieces, messages, strict=False):
             places.append(length + len(piece))
             length += len(piece) + len(message.content)

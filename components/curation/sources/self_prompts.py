@@ -183,7 +183,8 @@ class _Writer:
 
     async def write(self, client: AnswerClient, *, num_wanted: int) -> None:
         num_known = _mend(self._path)
-        self._num_wanted, self._num_left = num_wanted, max(0, num_wanted - num_known)
+        self._num_wanted = num_wanted
+        self._num_left = max(0, num_wanted - num_known)
         if not self._num_left:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)

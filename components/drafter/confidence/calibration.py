@@ -270,7 +270,8 @@ def _folds(conversations_N: NDArray[np.generic], num_folds: int, seed: int) -> N
 def _fit(data: _Blocks, *, with_bias: bool) -> tuple[_Scaling, tuple[bool, ...]]:
     """Position by position; each position's survival becomes the fixed factor of the next."""
     num_positions = data.logits_NK.shape[1]
-    scaling, is_fitted = _Scaling.identity(num_positions), []
+    scaling = _Scaling.identity(num_positions)
+    is_fitted = []
     log_before_N = np.zeros(len(data.logits_NK))
     for k in range(num_positions):
         valid_N, logits_N, survived_N = (
@@ -312,7 +313,8 @@ def _fit_position(
             [(slope_N * logits_N).mean() * -scale, slope_N.mean()]
         )
 
-    limit, bias = float(np.log(MAX_TEMPERATURE)), MAX_BIAS if with_bias else 0.0
+    limit = float(np.log(MAX_TEMPERATURE))
+    bias = MAX_BIAS if with_bias else 0.0
     found = minimize(
         loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-limit, limit), (-bias, bias)]
     )

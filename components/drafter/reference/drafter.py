@@ -140,7 +140,8 @@ class BlockDrafter(ReferenceDrafter):
         """Choose left to right, each position's logits biased, in place, by the token before;
         target ids [B, K].
         """
-        previous_B, drafts = self._anchor_ids_B, []
+        previous_B = self._anchor_ids_B
+        drafts = []
         state_BR = head.start(previous_B, hidden_BQH[:, 0])
         candidates = None
         if self.num_candidates is not None:

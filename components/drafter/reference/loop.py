@@ -75,7 +75,9 @@ class DecodeLoop:
         end_ids: Sequence[int] = (),
         keep_steps: bool = False,
     ) -> None:
-        self.target, self.drafter, self.device = target, drafter, target.device
+        self.target = target
+        self.drafter = drafter
+        self.device = target.device
         self.sampler, self.scheduler, self.keep_steps = sampler, scheduler, keep_steps
         self.num_draft_tokens = (
             self.drafter.num_draft_tokens if num_draft_tokens is None else num_draft_tokens

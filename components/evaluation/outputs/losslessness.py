@@ -234,7 +234,8 @@ def two_sample_p_value(
     side.
     """
     generator = np.random.default_rng(seed)
-    observed, permuted = 0.0, np.zeros(num_permutations)
+    observed = 0.0
+    permuted = np.zeros(num_permutations)
     for prompt_id in sorted(sampled.plain.keys() & sampled.drafted.keys()):
         plain, drafted = sampled.plain[prompt_id], sampled.drafted[prompt_id]
         if not plain or not drafted:

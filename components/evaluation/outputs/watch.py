@@ -79,7 +79,8 @@ class OutputWatch:
         if was_cut or len(ours) > len(plain.token_ids):
             # Either may have had the smaller limit: what both hold is compared.
             length = min(len(ours), len(plain.token_ids))
-            ours, plain = ours[:length], GreedyAnswer(plain.token_ids[:length], plain.top[:length])
+            ours = ours[:length]
+            plain = GreedyAnswer(plain.token_ids[:length], plain.top[:length])
         self._lengths[prompt_id] = length
         parted = divergence(plain, GreedyAnswer(ours))
         if parted is not None:

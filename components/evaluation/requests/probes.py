@@ -64,8 +64,10 @@ def baseline(model: str) -> Probe:
 
 def probes(engine: ProbedEngine) -> list[Probe]:
     """Every request but `baseline` and `seed`, in the order of `FEATURES`."""
-    chat, model = _chat, engine.model
-    sampled, told = {"temperature": 1.0}, {"logprobs": True, "top_logprobs": 3}
+    chat = _chat
+    model = engine.model
+    sampled = {"temperature": 1.0}
+    told = {"logprobs": True, "top_logprobs": 3}
     stop = stop_string(engine.answer)
     return [
         chat(
@@ -194,7 +196,8 @@ def _has_answer(body: Body) -> str | None:
 
 def _ends_at(num_tokens: int) -> Check:
     def check(body: Body) -> str | None:
-        got, reason = body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]
+        got = body["usage"]["completion_tokens"]
+        reason = body["choices"][0]["finish_reason"]
         if got == num_tokens and reason == "length":
             return None
         return f"{got} tokens, finish_reason {reason}; asked for {num_tokens}"

@@ -136,7 +136,8 @@ def non_inferior_when_sampled(
         EvaluationError: the arms did not answer the same prompts.
     """
     pair = paired_prompts(candidate, champion)
-    estimate, alpha = _difference(pair), settings.non_inferiority_alpha
+    estimate = _difference(pair)
+    alpha = settings.non_inferiority_alpha
     verdict = threshold_verdict(estimate, -settings.non_inferiority_margin, alpha=alpha)
     verdict, note = pass_if_enough(verdict, estimate, len(pair[0]), settings)
     return estimated_rule(

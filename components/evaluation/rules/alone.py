@@ -99,7 +99,8 @@ def _speed_figures(point: SpeedPoint) -> list[tuple[str, float]]:
 
 def same_target(report: AcceptanceReport, expected: TargetFingerprint) -> RuleResult:
     """The report is about the target the decision is wanted for."""
-    ours, theirs = report.target.fingerprint.model_dump(), expected.model_dump()
+    ours = report.target.fingerprint.model_dump()
+    theirs = expected.model_dump()
     different = [part for part in ours if ours[part] != theirs[part]]
     return RuleResult(
         rule="target fingerprint",
@@ -188,7 +189,9 @@ def speedup_at_serving(report: AcceptanceReport, settings: GateSettings) -> Rule
     level, limit = settings.serving_requests_in_flight, settings.min_speedup
     arms = {arm: one.speed for arm, one in report.arms.items()}
     ours, theirs = (_rounds(arms.get(arm, ()), level) for arm in (Arm.CANDIDATE, Arm.NO_DRAFT))
-    estimate, confidence, further = estimate_speedup(ours, theirs), 1 - 2 * settings.alpha, None
+    estimate = estimate_speedup(ours, theirs)
+    confidence = 1 - 2 * settings.alpha
+    further = None
     interval = estimate.interval(confidence) if estimate else None
     verdict = threshold_verdict(estimate, limit, alpha=settings.alpha)
     if verdict is Verdict.INCONCLUSIVE:
@@ -246,7 +249,9 @@ def train_served(gap: TrainServedGap | None, settings: GateSettings) -> RuleResu
     """
     if settings.max_train_served_gap is None:
         return None
-    value, verdict, detail = None, Verdict.INCONCLUSIVE, "not measured"
+    value = None
+    verdict = Verdict.INCONCLUSIVE
+    detail = "not measured"
     if gap is not None:
         value = gap.gap
         verdict = Verdict.PASS if value <= settings.max_train_served_gap else Verdict.FAIL
@@ -272,7 +277,9 @@ def memory(report: AcceptanceReport, settings: GateSettings) -> RuleResult | Non
         return None
     arms = [report.arms.get(arm) for arm in (Arm.CANDIDATE, Arm.NO_DRAFT)]
     ours, plain = (arm.peak_memory_bytes if arm is not None else None for arm in arms)
-    value, verdict, detail = None, Verdict.INCONCLUSIVE, "not measured for both arms"
+    value = None
+    verdict = Verdict.INCONCLUSIVE
+    detail = "not measured for both arms"
     if ours and plain:
         value = ours / plain - 1
         verdict = Verdict.PASS if value <= settings.max_memory_growth else Verdict.FAIL

@@ -110,7 +110,8 @@ def _prompt_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]
         if arm is None:
             continue
         got = {prompt.prompt_id: prompt.slice for prompt in arm.prompts}
-        missing, strange = wanted.keys() - excluded - got.keys(), got.items() - wanted.items()
+        missing = wanted.keys() - excluded - got.keys()
+        strange = got.items() - wanted.items()
         if missing or strange:
             slices = Counter(got.values())
             asked_for = asked.recipe.evaluation.slices

@@ -37,7 +37,8 @@ def position_collapse(
     Raises:
         EvaluationError: candidate and champion did not answer the same prompts.
     """
-    prompts, floor = in_order(candidate), settings.min_position_acceptance
+    prompts = in_order(candidate)
+    floor = settings.min_position_acceptance
     positions = range(1, len(candidate.acceptance_by_position) + 1)
     shares = {k: ratio_of_sums(*position_sums(prompts, k)) for k in positions}
     collapsed = _below_floor(candidate, floor, settings.alpha)

@@ -109,7 +109,8 @@ def with_rivals(report: AcceptanceReport, rivals: Sequence[MeasuredRival]) -> Ac
 
 
 def _rival_report(report: AcceptanceReport, one: MeasuredRival) -> RivalReport:
-    measured, method = one.measured, one.rival.method
+    measured = one.measured
+    method = one.rival.method
     if measured.engine_version != report.engine_version:
         raise EvaluationError(
             f"rival {method} ran on another engine version",
@@ -167,7 +168,8 @@ def _against(
         {name: p for name, (one, _) in found.items() if (p := _p_better(one)) is not None}
     )
     worse = holm({name: p for name, (_, one) in found.items() if (p := _p_worse(one)) is not None})
-    overall, overall_low = _difference(whole), _difference(whole, at_most=True)
+    overall = _difference(whole)
+    overall_low = _difference(whole, at_most=True)
     rows = [
         _comparison(
             rival, None, whole, overall, _p_better(overall), _p_worse(overall_low), settings

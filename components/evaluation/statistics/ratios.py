@@ -255,11 +255,15 @@ def _estimate(
         strata: [P] slice of each prompt.
     """
     num_prompts = len(deviations)
-    observed, added, spread_of_variance, degrees = 0.0, 0.0, 0.0, 0
+    observed = 0.0
+    added = 0.0
+    spread_of_variance = 0.0
+    degrees = 0
     groups = _groups(strata)
     centred = [deviations[members] - deviations[members].mean() for members in groups]
     for members, group in zip(groups, centred, strict=True):
-        size, squares = len(group), float(np.sum(group**2))
+        size = len(group)
+        squares = float(np.sum(group**2))
         part = squares * size / (size - 1) * ((num_prompts - 1) / num_prompts) ** 2
         observed += part
         added += max(float(np.mean(noise[members])), one_count)

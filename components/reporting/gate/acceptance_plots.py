@@ -154,7 +154,8 @@ def accepted_per_step(report: AcceptanceReport) -> Figure | None:
         size=(8.0, 1.5 + 0.6 * len(arms)),
     )
     for row, arm in enumerate(arms):
-        total, start = sum(arm.acceptance_histogram), 0.0
+        total = sum(arm.acceptance_histogram)
+        start = 0.0
         for accepted, count in enumerate(arm.acceptance_histogram):
             share = count / total
             strength = 0.18 + 0.82 * accepted / max(1, len(arm.acceptance_histogram) - 1)
@@ -319,7 +320,8 @@ def _speed_labels(axes: Any, arms: Sequence[ArmReport]) -> None:
         ordered = sorted(rates)
         highest = ordered[-1][0]
         for rank, (rate, arm_name) in enumerate(ordered):
-            is_top, is_bottom = rank == len(ordered) - 1, rank == 0
+            is_top = rank == len(ordered) - 1
+            is_bottom = rank == 0
             nearest = min(
                 (abs(rate - other) for other, name in rates if name != arm_name), default=highest
             )

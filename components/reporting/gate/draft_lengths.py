@@ -18,7 +18,8 @@ def length_table(report: AcceptanceReport) -> tuple[tuple[str, ...], list[tuple[
     """
     if not report.draft_lengths or Arm.CANDIDATE not in report.arms:
         return (), []
-    candidate, plain = report.arms[Arm.CANDIDATE], report.arms.get(Arm.NO_DRAFT)
+    candidate = report.arms[Arm.CANDIDATE]
+    plain = report.arms.get(Arm.NO_DRAFT)
     ids = set.intersection(
         *({prompt.prompt_id for prompt in one.arm.prompts} for one in report.draft_lengths)
     )

@@ -123,7 +123,8 @@ def lost_prompts(report: AcceptanceReport, *, num: int = NUM_LOST) -> tuple[str,
     The champion on the same prompt where one was measured, else the candidate's own length on the
     prompt's slice.
     """
-    candidate, champion = report.arms[Arm.CANDIDATE], report.arms.get(Arm.CHAMPION)
+    candidate = report.arms[Arm.CANDIDATE]
+    champion = report.arms.get(Arm.CHAMPION)
     theirs = (
         {prompt.prompt_id: prompt for prompt in champion.prompts} if champion is not None else {}
     )
@@ -149,7 +150,8 @@ def _length(prompt: PromptMeasurement) -> float:
 
 
 def _head(report: AcceptanceReport, decision: GateDecision) -> str:
-    candidate, ratios = report.arms[Arm.CANDIDATE], speedup(report)
+    candidate = report.arms[Arm.CANDIDATE]
+    ratios = speedup(report)
     claim = "superior to the champion" if decision.superior else ""
     ends = candidate.acceptance_interval
     spread = f", {ends[0]:.2f} to {ends[1]:.2f}" if ends else ""

@@ -33,7 +33,8 @@ def rivals_section(report: AcceptanceReport, comparisons: Sequence[RivalComparis
     """
     if not report.rivals or not comparisons:
         return ""
-    table, note = _lengths(comparisons), NOTE.format(confidence=100 * comparisons[0].confidence)
+    table = _lengths(comparisons)
+    note = NOTE.format(confidence=100 * comparisons[0].confidence)
     body = f"{_words(comparisons)}{table}<p class='note'>{escape(note)}</p>{_speed(report)}"
     return f"<section><h2>Against drafting without a drafter</h2>{body}</section>\n"
 
@@ -101,7 +102,8 @@ def _standing(one: RivalComparison) -> str:
 
 def _speed(report: AcceptanceReport) -> str:
     """What is behind the lengths, and tok/s over no draft, each arm in turns with it."""
-    candidate, plain = report.arms[Arm.CANDIDATE], report.arms.get(Arm.NO_DRAFT)
+    candidate = report.arms[Arm.CANDIDATE]
+    plain = report.arms.get(Arm.NO_DRAFT)
     arms: list[tuple[str, int, ArmReport, Sequence[SpeedPoint]]] = [
         (
             Arm.CANDIDATE,

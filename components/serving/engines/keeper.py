@@ -65,6 +65,7 @@ class EngineKeeper:
                 return  # the kernel is still taking its processes down; the next check tries again
             raise
         self.num_restarts += 1
-        self._was_ready, self._died_at = False, None
+        self._was_ready = False
+        self._died_at = None
         if self._on_restart is not None:
             self._on_restart(self.num_restarts)

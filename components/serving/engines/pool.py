@@ -133,7 +133,8 @@ class EnginePool:
     def close(self) -> None:
         """Stop everything; the first failure to stop is raised after all were tried."""
         with self._lock:
-            engines, self._engines = list(self._engines.values()), {}
+            engines = list(self._engines.values())
+            self._engines = {}
         errors: list[Exception] = []
         for engine in engines:
             try:

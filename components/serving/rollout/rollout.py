@@ -191,7 +191,8 @@ class _Step:
         request_timeout_s: float,
     ) -> CanaryStep:
         """Set the share, replay traffic until the verdict, and put the step on record."""
-        started_at, start_s = now_utc(), time.monotonic()
+        started_at = now_utc()
+        start_s = time.monotonic()
         self._num_redispatched_before = self._splitter.state()[Slot.CANDIDATE].num_redispatched
         self._splitter.set_weight_percent(self._weight_percent)
         records = replay(
@@ -220,10 +221,8 @@ class _Step:
     def _watch(self, records: Sequence[RequestRecord], elapsed_s: float) -> bool:
         self._judge(records, elapsed_s)
         if self._healthy is None and elapsed_s >= self._settings.max_step_s:
-            self._healthy, self._reason = (
-                False,
-                f"undecided after {elapsed_s:.0f} s: {self._reason}",
-            )
+            self._healthy = False
+            self._reason = f"undecided after {elapsed_s:.0f} s: {self._reason}"
         if self._healthy is False:
             # At once, before the requests in flight are waited for.
             self._splitter.set_weight_percent(0)

@@ -98,7 +98,9 @@ class DSparkProposer(DFlashProposer):
         num_drafts = self.num_speculative_tokens
         anchors_B, positions_B = self._read_anchors(hidden_states.shape[0] // num_drafts)
         logits_BKV = self.model.compute_draft_logits(hidden_states).unflatten(0, (-1, num_drafts))
-        previous_B, tokens, probs = anchors_B, [], []
+        previous_B = anchors_B
+        tokens = []
+        probs = []
         for k in range(num_drafts):
             draft_ids_B, probs_BV = self._sample_from_logits(
                 self._biased(logits_BKV[:, k], previous_B), sampling_metadata

@@ -109,7 +109,8 @@ def _measured(options: argparse.Namespace) -> GateDecision:
     recipe = load_recipe(options.recipe, size=options.size)
     candidate, champion = load_checkpoint_ref(options.candidate), _checkpoint(options.champion)
     target = _target(recipe, options.target)
-    prompts, state_dir = prompts_of(recipe), resolve_state_dir()
+    prompts = prompts_of(recipe)
+    state_dir = resolve_state_dir()
 
     with EnginePool(logs_dir=options.out_dir / "logs", port_base=free_port()) as engines:
         run = GateRun(

@@ -87,7 +87,8 @@ def measure_gate(run: GateRun, contest: Contest, step: Step = at_once) -> Accept
     Raises:
         EvaluationError, EngineError, TrainingError: an arm could not be measured.
     """
-    settings, candidate = run.recipe.evaluation, contest.candidate
+    settings = run.recipe.evaluation
+    candidate = contest.candidate
     arms = step("serve the arms", lambda: serve_arms(run, contest))
 
     outputs = _outputs(run, arms, step)
@@ -331,7 +332,8 @@ def _lengths(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredLength]
 
 def _rivals(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredRival]:
     """Drafting that needs no drafter, over the same prompts, one more engine at a time."""
-    settings, measured = run.recipe.evaluation, []
+    settings = run.recipe.evaluation
+    measured = []
     for rival in rivals_of(settings):
         with run.stage("engine start"):
             engine = rival_engine(run, contest.target, rival)

@@ -20,7 +20,8 @@ def as_paced(recipe: Recipe, report: AcceptanceReport) -> Recipe:
     """
     if recipe.pace is None:
         return recipe
-    full, least = full_amounts(recipe), least_amounts(recipe, recipe.pace)
+    full = full_amounts(recipe)
+    least = least_amounts(recipe, recipe.pace)
     candidate = report.arms.get(Arm.CANDIDATE)
     names = [prompt.prompt_id for prompt in candidate.prompts] if candidate is not None else []
     counts = Counter(name.rsplit("/", 1)[0] for name in {*names, *report.excluded})

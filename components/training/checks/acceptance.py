@@ -90,7 +90,8 @@ class AcceptanceCheck:
             )
             losses.append(float(scores.loss))
             walks += self._walks(held, scores)
-        greedy, expected = _lengths(walks), _Sums.of([one.expected for one in walks])
+        greedy = _lengths(walks)
+        expected = _Sums.of([one.expected for one in walks])
         by_slice = {
             name: _lengths([one for one in walks if one.slice == name])
             for name in self._names(walks)
@@ -191,7 +192,8 @@ def walk(blocks: Blocks, lengths_N: np.ndarray) -> list[np.ndarray]:
     walks = []
     for _, _, first, last in blocks.spans:
         place = {int(anchor): n for n, anchor in enumerate(anchors_N[first:last], first)}
-        position, steps = int(anchors_N[first]), []
+        position = int(anchors_N[first])
+        steps = []
         while position in place:
             steps.append(place[position])
             position += int(lengths_N[steps[-1]])

@@ -167,7 +167,8 @@ def _on_greedy_path(
     token_ids_T: torch.Tensor, argmax_T: torch.Tensor, blocks: Blocks, previous_NK: torch.Tensor
 ) -> torch.Tensor:
     """[N, K] valid slots whose block's tokens 1..k-1 are the target's argmax."""
-    text_NK, said_NK = token_ids_T[previous_NK[:, 1:]], argmax_T[previous_NK[:, :-1]]
+    text_NK = token_ids_T[previous_NK[:, 1:]]
+    said_NK = argmax_T[previous_NK[:, :-1]]
     is_greedy_NK = torch.ones_like(blocks.valid_NK)
     is_greedy_NK[:, 1:] = (text_NK == said_NK).int().cumprod(1).bool()
     return blocks.valid_NK & is_greedy_NK

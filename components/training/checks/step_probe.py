@@ -71,7 +71,8 @@ def measure_steps(job: StepJob) -> StepTimes:
 def _drafter(job: StepJob) -> Drafter:
     """The recipe's drafter with nothing copied: as large, and built in a second."""
     config = read_target_config(Path(job.target_path))
-    size, vocab_size = job.drafter.draft_vocab_size, int(config.vocab_size)
+    size = job.drafter.draft_vocab_size
+    vocab_size = int(config.vocab_size)
     counts_V = torch.ones(vocab_size, dtype=torch.long)
     is_pruned = size is not None and size < vocab_size
     vocabulary = (

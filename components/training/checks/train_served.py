@@ -120,7 +120,8 @@ def _teacher_forced(
     job: GapJob, answers: list[ServedAnswer], *, on_line: Callable[[str], None]
 ) -> Walked:
     """The objective's blocks at every token of the served answers."""
-    device, dtype = torch.device(job.device), getattr(torch, job.dtype)
+    device = torch.device(job.device)
+    dtype = getattr(torch, job.dtype)
     drafter = load_drafter(Path(job.checkpoint.path), target_path=Path(job.target.path)).to(device)
     objective = build_objective(
         drafter, TrainingSettings(mixed_precision="bf16" if dtype == torch.bfloat16 else "no")
@@ -134,7 +135,8 @@ def _teacher_forced(
     target.capture(captured)
     columns = [captured.index(layer_id) for layer_id in layer_ids]
     lm_head_VH = target.model.get_output_embeddings().weight.detach()
-    walked, num_drafts = Walked(), num_draft_tokens(drafter)
+    walked = Walked()
+    num_drafts = num_draft_tokens(drafter)
     for number, answer in enumerate(answers, 1):
         on_line(f"teacher-forced answer {number} of {len(answers)}")
         pack = _pack(answer, target, columns).to(device)
@@ -189,7 +191,8 @@ def expected_steps(overlap_NK: torch.Tensor) -> tuple[float, list[float]]:
 
 def _pack(answer: ServedAnswer, target: ReferenceTarget, columns: list[int]) -> Pack:
     token_ids = [*answer.prompt_token_ids, *answer.token_ids]
-    num_prompt, num_tokens = len(answer.prompt_token_ids), len(token_ids)
+    num_prompt = len(answer.prompt_token_ids)
+    num_tokens = len(token_ids)
     target.reset(batch_size=1, num_slots=num_tokens)
     _, states_1TLH = target.extend(torch.tensor([token_ids], device=target.device))
     return Pack(

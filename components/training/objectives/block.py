@@ -192,7 +192,8 @@ class BlockObjective(nn.Module):
             self.markov_head is not None and self.markov_head.head_type == "rnn"
         ):
             return None
-        slots, device = supervised_slots(blocks), blocks.anchors_N.device
+        slots = supervised_slots(blocks)
+        device = blocks.anchors_N.device
         hidden_SH, _ = self._backbone(pack, blocks, slots)
         slot_NK = torch.full(blocks.valid_NK.shape, -1, dtype=torch.long, device=device)
         slot_NK[slots.block_S, slots.offset_S - 1] = torch.arange(len(hidden_SH), device=device)
@@ -212,7 +213,8 @@ class BlockObjective(nn.Module):
         self, hidden_CH: torch.Tensor, previous_C: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The most probable token of each slot, as target id, and the confidence logit."""
-        head_VH, features_CF = self._head(), hidden_CH
+        head_VH = self._head()
+        features_CF = hidden_CH
         with torch.autocast(hidden_CH.device.type, enabled=False):
             logits_CV = hidden_CH.to(head_VH.dtype) @ head_VH.T
             if self.markov_head is not None:

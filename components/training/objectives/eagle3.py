@@ -86,7 +86,8 @@ class Eagle3Objective(BlockObjective):
         )
         layers = [_UnrolledLayer(layer, blocks) for layer in drafter.layers]
         # The last row of a document gets a token of the next one; no anchor sees that row.
-        row_embedded_TH, states_TH = embedded_TH.roll(-1, dims=0), fused_TH
+        row_embedded_TH = embedded_TH.roll(-1, dims=0)
+        states_TH = fused_TH
         rope_T = rope_at(drafter, states_TH, pack.positions_T)
         for layer in layers[:-1]:
             states_TH = layer.all_rows(row_embedded_TH, states_TH, rope_T, pack.bounds)
@@ -111,7 +112,8 @@ class _UnrolledLayer:
     """
 
     def __init__(self, layer: Any, blocks: Blocks) -> None:
-        self._layer, self._attention = layer, layer.self_attn
+        self._layer = layer
+        self._attention = layer.self_attn
         self._blocks = blocks
         self._row_key_TGD = self._row_value_TGD = torch.empty(0)
         self._own_keys: list[torch.Tensor] = []

@@ -102,11 +102,14 @@ class _HeadLoss(torch.autograd.Function):
         slot_weights_S: torch.Tensor,
         loss_weights: dict[str, float],
     ) -> tuple[torch.Tensor, ...]:
-        dtype, wants_grad = head_VH.dtype, any(ctx.needs_input_grad[:3])
+        dtype = head_VH.dtype
+        wants_grad = any(ctx.needs_input_grad[:3])
         grad_hidden_SH, grad_markov_SR = torch.zeros_like(hidden_SH), torch.zeros_like(markov_SR)
         grad_head_VR = torch.zeros_like(markov_head_VR, dtype=torch.float32)
-        bias_VR, has_markov = markov_head_VR.to(dtype), markov_head_VR.shape[1] > 0
-        loss, scores = hidden_SH.new_zeros((), dtype=torch.float32), []
+        bias_VR = markov_head_VR.to(dtype)
+        has_markov = markov_head_VR.shape[1] > 0
+        loss = hidden_SH.new_zeros((), dtype=torch.float32)
+        scores = []
         num_rows = max(1, CHUNK_ELEMENTS // head_VH.shape[0])
         with torch.autocast(hidden_SH.device.type, enabled=False):
             for start in range(0, len(hidden_SH), num_rows):
@@ -185,7 +188,8 @@ def _score(
     loss_weights: dict[str, float],
     wants_grad: bool,
 ) -> _ChunkScores:
-    p_CV, argmax_C1 = targets.p_CV, targets.argmax_C[:, None]
+    p_CV = targets.p_CV
+    argmax_C1 = targets.argmax_C[:, None]
     normaliser_C = torch.logsumexp(logits_CV, dim=-1)
     q_CV = (logits_CV - normaliser_C[:, None]).exp_()
     overlap_C = torch.minimum(p_CV, q_CV).sum(-1)

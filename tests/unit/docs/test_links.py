@@ -63,7 +63,8 @@ def leads_somewhere(link: str, document: Document) -> bool:
 @each(PAGES)
 def test_pages_link_to_pages_only(document: Document) -> None:
     """A site holds docs/ alone: what lies elsewhere is named in code, not linked."""
-    pages, folder = REPO_DIR / "docs", document.path.parent
+    pages = REPO_DIR / "docs"
+    folder = document.path.parent
     relative = [link.partition("#")[0] for link in document.links() if ":" not in link]
     outside = [link for link in relative if not (folder / link).resolve().is_relative_to(pages)]
     assert outside == []

@@ -77,7 +77,9 @@ def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone(
 ) -> None:
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
-    first, second, other = build(tiny_target), build(tiny_target), build(tiny_target, seed=1)
+    first = build(tiny_target)
+    second = build(tiny_target)
+    other = build(tiny_target, seed=1)
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(
         torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
@@ -190,9 +192,7 @@ def test_the_mask_token_is_special_and_not_used_by_chats(tiny_target: Path) -> N
 
 
 def test_weights_of_another_shape_are_refused(tiny_target: Path) -> None:
-    model, deeper = (
-        build(tiny_target),
-        build(tiny_target, SETTINGS.model_copy(update={"num_layers": 3})),
-    )
+    model = build(tiny_target)
+    deeper = build(tiny_target, SETTINGS.model_copy(update={"num_layers": 3}))
     with pytest.raises(ConfigError, match="do not fit"):
         load_trainable(deeper, trainable_state(model), source="a test")

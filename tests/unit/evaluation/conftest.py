@@ -237,7 +237,8 @@ class InProcessEngine:
         return self._completion(payload)
 
     def _completion(self, payload: dict[str, Any]) -> httpx.Response:
-        steps, accepted = sum(self.histogram), sum(j * n for j, n in enumerate(self.histogram))
+        steps = sum(self.histogram)
+        accepted = sum(j * n for j, n in enumerate(self.histogram))
         num_tokens = 1 + steps + accepted
         grown = {"generation_tokens": num_tokens, "prompt_tokens": 3}
         if self.histogram:

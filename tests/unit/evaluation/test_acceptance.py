@@ -143,7 +143,8 @@ def test_a_measurement_goes_on_after_its_engine_died(engine: Any, tmp_path: Path
     prompts = tuple(
         Prompt(f"a/{n}", "a", ({"role": "user", "content": f"prompt {n}"},)) for n in range(10)
     )
-    dying, journal = [7], tmp_path / "journal.jsonl"
+    dying = [7]
+    journal = tmp_path / "journal.jsonl"
 
     def die(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/chat/completions" and b"prompt" in request.content:

@@ -32,7 +32,8 @@ def put(held: HeldKeys, store: Store, key: str, num_bytes: int) -> None:
 
 
 def test_refuses_past_the_budget_until_a_reader_removed_something() -> None:
-    held, store = HeldKeys(budget_bytes=100, orphan_ttl_s=60), Store()
+    held = HeldKeys(budget_bytes=100, orphan_ttl_s=60)
+    store = Store()
     put(held, store, "a", 60)
     with pytest.raises(StoreRefusedError, match="60 of 100 bytes held unread in 1 samples"):
         held.admit("b", 50, store=store)
@@ -41,14 +42,16 @@ def test_refuses_past_the_budget_until_a_reader_removed_something() -> None:
 
 
 def test_a_key_being_put_is_not_taken_for_a_removed_one() -> None:
-    held, store = HeldKeys(budget_bytes=100, orphan_ttl_s=60), Store()
+    held = HeldKeys(budget_bytes=100, orphan_ttl_s=60)
+    store = Store()
     held.admit("slow", 60, store=store)
     with pytest.raises(StoreRefusedError):
         held.admit("b", 50, store=store)
 
 
 def test_a_store_that_does_not_answer_frees_nothing() -> None:
-    held, store = HeldKeys(budget_bytes=100, orphan_ttl_s=60), Store()
+    held = HeldKeys(budget_bytes=100, orphan_ttl_s=60)
+    store = Store()
     put(held, store, "a", 60)
     store.keys.clear()
     store.is_down = True
@@ -58,7 +61,8 @@ def test_a_store_that_does_not_answer_frees_nothing() -> None:
 
 def test_orphans_are_swept_after_their_time() -> None:
     now = [0.0]
-    held, store = HeldKeys(budget_bytes=100, orphan_ttl_s=60, clock=lambda: now[0]), Store()
+    held = HeldKeys(budget_bytes=100, orphan_ttl_s=60, clock=lambda: now[0])
+    store = Store()
     put(held, store, "old", 40)
     now[0] = 30.0
     put(held, store, "young", 40)

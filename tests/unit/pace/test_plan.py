@@ -75,7 +75,8 @@ def test_what_a_recipe_asks_of_the_gate_beside_is_counted(recipe: Recipe) -> Non
             "gate"
         ]
 
-    plain_s, speed_s = gate_s(), 2 * 8 * 4 * 64 * 0.02125
+    plain_s = gate_s()
+    speed_s = 2 * 8 * 4 * 64 * 0.02125
     assert gate_s(rivals=("ngram",)) - plain_s == pytest.approx(14 + speed_s + 18 * 64 / 160)
     assert gate_s(draft_lengths=(2, 3)) - plain_s == pytest.approx(
         2 * (14 + speed_s + 16 * 64 / 160)
@@ -166,7 +167,8 @@ def test_three_times_slower_ends_in_time_with_all_rules(recipe: Recipe, pace: Pa
 
 
 def test_the_order_of_giving_up(recipe: Recipe, pace: PaceSettings) -> None:
-    slow, seen = slower(FAST, 3), []
+    slow = slower(FAST, 3)
+    seen = []
     for available_s in range(2700, 500, -10):
         plan = make_plan(recipe, pace, slow, available_s=float(available_s))
         for words in plan.given_up:

@@ -95,7 +95,8 @@ class Code:
     def member(self, owners: Types, name: str) -> Types:
         """Classes of an attribute, or of what a method returns."""
         found: set[str] = set()
-        waiting, seen = set(owners), set()
+        waiting = set(owners)
+        seen = set()
         while waiting:
             owner = waiting.pop()
             seen.add(owner)
@@ -105,7 +106,8 @@ class Code:
 
     def read(self, owners: Types, name: str) -> None:
         """Note that an attribute was read, of each owner and of what it inherits from."""
-        waiting, seen = set(owners), set()
+        waiting = set(owners)
+        seen = set()
         while waiting:
             owner = waiting.pop()
             seen.add(owner)
@@ -135,7 +137,8 @@ class Walk(ast.NodeVisitor):
         self._class = outer
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        outer, self._names = self._names, dict(self._names)
+        outer = self._names
+        self._names = dict(self._names)
         arguments = node.args
         for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
             is_self = one.arg in ("self", "cls")

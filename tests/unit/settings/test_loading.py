@@ -35,7 +35,8 @@ def test_shipped_services_load() -> None:
 
 
 def test_a_budget_changes_only_what_it_names() -> None:
-    plain, full = load_recipe("demo"), load_recipe("demo", size="full")
+    plain = load_recipe("demo")
+    full = load_recipe("demo", size="full")
     assert full.curation.num_conversations > plain.curation.num_conversations
     assert full.curation.sources == plain.curation.sources
 

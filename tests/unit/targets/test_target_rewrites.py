@@ -139,10 +139,8 @@ def test_only_the_last_layers_change_when_asked(tiny_target: Path, tmp_path: Pat
         tokens_per_step=64,
         num_layers=1,
     )
-    old, new = (
-        load_file(tiny_target / "model.safetensors"),
-        load_file(tmp_path / "t" / "model.safetensors"),
-    )
+    old = load_file(tiny_target / "model.safetensors")
+    new = load_file(tmp_path / "t" / "model.safetensors")
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed
     assert all(name.startswith(("model.layers.3.", "model.norm.")) for name in changed)
@@ -188,7 +186,8 @@ def test_publishing_swaps_in_one_step(tiny_target: Path, tmp_path: Path) -> None
     with pytest.raises(TargetError, match="no target is published"):
         read_published(watched)
     publish_target(targets[0], watched=watched)
-    stop, seen = threading.Event(), set()
+    stop = threading.Event()
+    seen = set()
 
     def read() -> None:
         while not stop.is_set():

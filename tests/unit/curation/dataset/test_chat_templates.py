@@ -157,7 +157,8 @@ def answered(
     conversation = Conversation.of(
         (*opening, *(Message("user", prompt) for prompt, _ in turns)), source="test"
     )
-    history, answers = list(opening), []
+    history = list(opening)
+    answers = []
     for prompt, text in turns:
         history.append(Message("user", prompt))
         ids = tuple(renderer.encode(text + family.closing))

@@ -200,7 +200,8 @@ WORDS = st.text(
 def test_masked_tokens_read_as_the_answers(
     renderer: Renderer, turns: list[tuple[str, str]], truncated: bool, exact: bool
 ) -> None:
-    prompts, texts = [turn[0] for turn in turns], [turn[1].strip() for turn in turns]
+    prompts = [turn[0] for turn in turns]
+    texts = [turn[1].strip() for turn in turns]
     item = answered(renderer, prompts, texts, truncated=truncated, exact=exact)
     row = renderer.render(item)
     assert len(row.token_ids) == len(row.loss_mask)

@@ -181,7 +181,8 @@ def test_planted_near_duplicates_are_found_and_nothing_else() -> None:
 def test_similarity_across_the_split_is_the_largest_one() -> None:
     rng = random.Random(1)
     shared = " ".join(sentence(rng, 50))
-    clean, leaked = ask(" ".join(sentence(rng, 50))), ask(f"{shared} indeed")
+    clean = ask(" ".join(sentence(rng, 50)))
+    leaked = ask(f"{shared} indeed")
     found = cross_similarity([clean, leaked], [ask(shared)], threshold=0.8)
     assert found[clean.id] == 0.0
     assert found[leaked.id] == pytest.approx(48 / 49)

@@ -101,7 +101,8 @@ def test_a_conversation_is_never_scored_by_a_fit_on_itself(right: Blocks) -> Non
 
 def test_a_few_of_one_kind_are_not_fitted() -> None:
     draws = np.random.default_rng(0)
-    logits_NK, conversations_N = draws.normal(size=(200, 2)), np.arange(200) // 10
+    logits_NK = draws.normal(size=(200, 2))
+    conversations_N = np.arange(200) // 10
     accepted_NK = np.ones((200, 2), bool)
     for outcome, share in ((True, 1.0), (False, 0.0)):
         fitted = fit_calibration(logits_NK, accepted_NK == outcome, conversations_N)

@@ -32,7 +32,8 @@ def test_ece_by_hand() -> None:
 
 
 def test_equal_scores_share_a_bin_in_any_order() -> None:
-    scores, outcomes = [0.5] * 8, [1, 1, 1, 1, 0, 0, 0, 0]
+    scores = [0.5] * 8
+    outcomes = [1, 1, 1, 1, 0, 0, 0, 0]
     assert expected_calibration_error(scores, outcomes, num_bins=4) == 0.0
     assert len(reliability_figures(scores, outcomes, num_bins=4).bins) == 1
 

@@ -27,7 +27,8 @@ def rate(
         correct = 0
         while correct < scheduled and accepted[correct]:
             correct += 1
-        tokens, costs = tokens + 1 + correct, costs + 1 + cost_ratio * scheduled
+        tokens = tokens + 1 + correct
+        costs = costs + 1 + cost_ratio * scheduled
     return tokens / costs
 
 
@@ -85,7 +86,8 @@ def test_with_right_scores_the_threshold_is_price_times_rate() -> None:
 
 
 def test_slots_that_are_not_valid_are_neither_paid_nor_won() -> None:
-    survival_NK, accepted_NK = np.array([[0.9, 0.8], [0.9, 0.8]]), np.ones((2, 2), bool)
+    survival_NK = np.array([[0.9, 0.8], [0.9, 0.8]])
+    accepted_NK = np.ones((2, 2), bool)
     valid_NK = np.array([[True, True], [True, False]])
     best = best_threshold(survival_NK, accepted_NK, 0.1, valid_NK=valid_NK)
     assert best.num_scheduled == 1.5 and best.tokens_per_step == 2.5

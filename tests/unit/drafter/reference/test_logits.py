@@ -64,7 +64,8 @@ def propose_at(
     anchors_A: torch.Tensor,
 ) -> Proposal:
     """Forced proposals after the anchors at these positions, all in one batch."""
-    drafter, num_anchors = decoder.drafter, len(anchors_A)
+    drafter = decoder.drafter
+    num_anchors = len(anchors_A)
     drafter.reset(batch_size=num_anchors, num_slots=NUM_TOKENS + NUM_DRAFTS)
     rows = ContextRows(
         aux_1TLH[:, :-1].expand(num_anchors, -1, -1, -1),

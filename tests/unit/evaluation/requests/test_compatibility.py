@@ -205,7 +205,8 @@ class FakeEngine:
 
 
 def streamed(told: Body) -> str:
-    text, usage = told["choices"][0]["message"]["content"], told["usage"]
+    text = told["choices"][0]["message"]["content"]
+    usage = told["usage"]
     chunks = [{"choices": [{"delta": {"content": text}}]}, {"choices": [], "usage": usage}]
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 

@@ -289,9 +289,11 @@ def test_a_decision_is_checked_under_the_recipe_not_by_the_rules_inside_it(measu
 
 
 def test_a_configured_key_asks_for_its_signature(measured: Any) -> None:
-    report, key = measured(), b"a key of thirty-two bytes or more"
+    report = measured()
+    key = b"a key of thirty-two bytes or more"
     about = {"settings": GATE, "asked": asked(), "expected_fingerprint": report.target.fingerprint}
-    signed, plain = decide(report, **about, signing_key=key), decide(report, **about)
+    signed = decide(report, **about, signing_key=key)
+    plain = decide(report, **about)
     check_decision(signed, report, asked=asked(), signing_key=key)
     # Nobody configured a key: the digest is all there is.
     check_decision(signed, report, asked=asked())

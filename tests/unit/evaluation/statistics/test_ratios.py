@@ -82,7 +82,8 @@ def test_a_useless_drafter_is_judged_as_a_count_of_zero() -> None:
 
 def test_each_slice_is_taken_as_if_one_prompt_more_had_been_seen() -> None:
     """Two slices that agree within themselves: (14 + 7) / C^2 with C = 4 * 14 + 4 * 7."""
-    steps, accepted = np.full(8, 20.0), np.array([14.0] * 4 + [7.0] * 4)
+    steps = np.full(8, 20.0)
+    accepted = np.array([14.0] * 4 + [7.0] * 4)
     estimate = estimate_ratio(steps + accepted, steps, origin=1.0, strata=list("aaaabbbb"))
     assert estimate is not None and estimate.standard_error == pytest.approx(math.sqrt(21) / 84)
 
@@ -194,7 +195,8 @@ def test_strata_take_out_the_spread_between_slices() -> None:
 
 
 def test_slices_of_one_prompt_are_put_together() -> None:
-    steps, gains = np.full(6, 10.0), np.array([0.5, 0.6, 0.4, 0.5, 0.9, 0.1])
+    steps = np.full(6, 10.0)
+    gains = np.array([0.5, 0.6, 0.4, 0.5, 0.9, 0.1])
     told = [
         estimate_ratio(steps * (1 + gains), steps, origin=1.0, strata=list(names))
         for names in ("aaaabc", "aaaabb", "aaaaab", "aaaaaa")

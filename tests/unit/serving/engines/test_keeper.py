@@ -13,7 +13,8 @@ from components.serving.engines.keeper import MAX_RESTARTS, EngineKeeper
 
 class FakeEngine:
     def __init__(self, *, ready: bool = True) -> None:
-        self.alive, self.ready = True, ready
+        self.alive = True
+        self.ready = ready
 
     def is_alive(self) -> bool:
         return self.alive
@@ -43,7 +44,8 @@ def keep(pool: Any, engine: Any, told: list[int]) -> EngineKeeper:
 
 
 def test_an_engine_that_was_ready_is_started_again_until_it_dies_too_often() -> None:
-    pool, told = FakePool(), []
+    pool = FakePool()
+    told = []
     engine = FakeEngine()
     keeper = keep(pool, engine, told)
     for number in range(MAX_RESTARTS):
@@ -69,7 +71,8 @@ def test_an_engine_that_never_came_up_is_not_started_again() -> None:
 
 
 def test_a_restart_that_does_not_come_up_ends_it() -> None:
-    pool, engine = FakePool(ready=False), FakeEngine()
+    pool = FakePool(ready=False)
+    engine = FakeEngine()
     keeper = keep(pool, engine, [])
     keeper.check()
     engine.alive = False
@@ -80,7 +83,9 @@ def test_a_restart_that_does_not_come_up_ends_it() -> None:
 
 
 def test_a_port_that_is_not_free_yet_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, engine, told = FakePool(num_refusals=2), FakeEngine(), []
+    pool = FakePool(num_refusals=2)
+    engine = FakeEngine()
+    told = []
     keeper = keep(pool, engine, told)
     keeper.check()
     engine.alive = False

@@ -20,7 +20,9 @@ class FakeEngine:
     """Stands for a process; a real engine that refuses to stop cannot be made."""
 
     def __init__(self, spec: EngineSpec, *, fails: bool = False) -> None:
-        self.spec, self.alive, self.fails = spec, True, fails
+        self.spec = spec
+        self.alive = True
+        self.fails = fails
 
     @classmethod
     def start(cls, spec: EngineSpec, **_: Any) -> FakeEngine:

@@ -88,7 +88,8 @@ def test_top_k_of_no_rows_ends_nothing() -> None:
     """A request with top-k in a step that verifies no draft: vLLM takes the maximum of nothing."""
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-    no_rows, no_k = torch.empty(0, 8), torch.empty(0, dtype=torch.long)
+    no_rows = torch.empty(0, 8)
+    no_k = torch.empty(0, dtype=torch.long)
     with pytest.raises(RuntimeError, match="reduction dim"):
         apply_top_k_top_p(no_rows, no_k, None)
     repaired = cpu_sampling.skipping_no_rows(apply_top_k_top_p)

@@ -253,7 +253,8 @@ def test_sampled_drafts_come_with_the_distribution_they_were_drawn_from() -> Non
         hidden_states(num_reqs), sampling([20.0] * num_reqs)
     )
     assert probs is not None
-    tokens_BK, probs_BKW = tokens.view(num_reqs, NUM_DRAFTS), probs.view(num_reqs, NUM_DRAFTS, 16)
+    tokens_BK = tokens.view(num_reqs, NUM_DRAFTS)
+    probs_BKW = probs.view(num_reqs, NUM_DRAFTS, 16)
     torch.testing.assert_close(probs_BKW.sum(-1), torch.ones(num_reqs, NUM_DRAFTS))
     assert float(probs_BKW[..., 1::2].sum()) == 0
     favoured = torch.e / (torch.e + 7)

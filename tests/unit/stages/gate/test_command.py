@@ -81,7 +81,8 @@ def measured(recipe: Path, tmp_path: Path) -> Callable[..., Path]:
             told = []
             for n, prompt in enumerate(prompts):
                 counts = (histogram[0] + 2 * (n % 2), *histogram[1:]) if drafted else ()
-                steps, accepted = sum(counts), sum(j * count for j, count in enumerate(counts))
+                steps = sum(counts)
+                accepted = sum(j * count for j, count in enumerate(counts))
                 told.append(
                     PromptMeasurement(
                         prompt_id=prompt.prompt_id,
@@ -186,7 +187,9 @@ def test_a_champion_that_was_not_measured_is_no_pass(
 def test_a_decision_is_checked_against_its_report_to_the_byte(
     recipe: Path, measured: Any, tmp_path: Path
 ) -> None:
-    report, first, again = measured(), tmp_path / "decision.json", tmp_path / "again.json"
+    report = measured()
+    first = tmp_path / "decision.json"
+    again = tmp_path / "again.json"
     assert main([*about(recipe, report), "--out", str(first)]) == 0
     assert main([*about(recipe, report), "--decision", str(first), "--out", str(again)]) == 0
     assert first.read_bytes() == again.read_bytes()
@@ -202,7 +205,8 @@ def test_a_decision_is_checked_against_its_report_to_the_byte(
 def test_a_changed_decision_is_refused(
     what: str, changed: Any, recipe: Path, measured: Any, tmp_path: Path
 ) -> None:
-    report, path = measured(histogram=(50, 1, 0)), tmp_path / "decision.json"
+    report = measured(histogram=(50, 1, 0))
+    path = tmp_path / "decision.json"
     assert main([*about(recipe, report), "--out", str(path)]) == 1
     told = json.loads(path.read_text())
     path.write_text(json.dumps(told | {what: changed}))
@@ -217,7 +221,9 @@ def test_a_changed_decision_is_refused(
 def test_a_configured_key_signs_and_is_asked_for(
     recipe: Path, measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, path, key = measured(), tmp_path / "decision.json", tmp_path / "key"
+    report = measured()
+    path = tmp_path / "decision.json"
+    key = tmp_path / "key"
     assert main([*about(recipe, report), "--out", str(path)]) == 0
     key.write_text("0123456789abcdef0123456789abcdef\n")
     monkeypatch.setenv("DSPARK_SIGNING_KEY_FILE", str(key))

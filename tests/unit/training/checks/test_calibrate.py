@@ -68,7 +68,8 @@ def test_a_greedy_text_keeps_all_slots_and_counts_conversations(
         drafts = objective.draft(pack, block)
         assert drafts is not None
         first = argmax_T[block.anchors_N] == drafts.draft_ids_NK[:, 0]
-        here, held_first = len(first), held.accepted_NK[:, 0]
+        here = len(first)
+        held_first = held.accepted_NK[:, 0]
         np.testing.assert_array_equal(held_first[:here], first.numpy())
         held = replace(held, accepted_NK=held.accepted_NK[here:])
 

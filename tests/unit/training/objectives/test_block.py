@@ -99,7 +99,8 @@ def test_loss_gradients_and_acceptance_equal_speculators(
     their_loss: str,
 ) -> None:
     drafter = make_drafter(algorithm=algorithm, pruned=pruned)
-    pack, blocks = packs[0], whole_blocks(packs[0])
+    pack = packs[0]
+    blocks = whole_blocks(packs[0])
     objective = BlockObjective(drafter, TrainingSettings(loss=ours_loss, mixed_precision="no"))
     scores = objective(pack, blocks)
     ours = grads_of(drafter, scores.loss)
@@ -139,7 +140,8 @@ def test_other_heads_and_decays_equal_speculators(
     decay: str,
 ) -> None:
     drafter = make_drafter(**settings)
-    pack, blocks = packs[0], whole_blocks(packs[0])
+    pack = packs[0]
+    blocks = whole_blocks(packs[0])
     chosen = TrainingSettings(
         loss={"ce": 1.0}, loss_decay=decay, dpace_alpha=0.3, mixed_precision="no"
     )
@@ -170,7 +172,8 @@ def test_dpace_weighs_a_slot_by_the_length_that_hangs_on_it() -> None:
 def test_gradient_checkpointing_changes_no_gradient(
     make_drafter: Callable[..., Any], packs: list[Pack]
 ) -> None:
-    drafter, pack = make_drafter(), packs[0]
+    drafter = make_drafter()
+    pack = packs[0]
     blocks = choose_blocks(pack, num_draft_tokens=K, num_anchors=None)
     assert blocks is not None
     grads = []
@@ -183,7 +186,8 @@ def test_gradient_checkpointing_changes_no_gradient(
 def test_documents_and_the_future_do_not_leak(
     make_drafter: Callable[..., Any], packs: list[Pack]
 ) -> None:
-    drafter, pack = make_drafter(), packs[0]
+    drafter = make_drafter()
+    pack = packs[0]
     objective = BlockObjective(drafter, TrainingSettings(mixed_precision="no"))
     blocks = choose_blocks(pack, num_draft_tokens=K, num_anchors=None)
     assert blocks is not None and len(blocks.spans) > 1
@@ -212,7 +216,8 @@ def test_documents_and_the_future_do_not_leak(
 def test_validation_compares_with_the_full_vocabulary(
     make_drafter: Callable[..., Any], packs: list[Pack]
 ) -> None:
-    drafter, pack = make_drafter(), packs[0]
+    drafter = make_drafter()
+    pack = packs[0]
     objective = BlockObjective(drafter, TrainingSettings(mixed_precision="no"))
     blocks = choose_blocks(pack, num_draft_tokens=K, num_anchors=None)
     assert blocks is not None
@@ -242,7 +247,8 @@ def test_drafts_see_their_own_tokens_and_forward_agrees_where_the_text_is_the_dr
         if parameter.requires_grad and parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.3)
     objective = BlockObjective(drafter, TrainingSettings(mixed_precision="no"))
-    pack, blocks = packs[0], whole_blocks(packs[0])
+    pack = packs[0]
+    blocks = whole_blocks(packs[0])
     drafts = objective.draft(pack, blocks)
     assert (
         drafts is not None

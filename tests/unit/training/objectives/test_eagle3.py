@@ -98,7 +98,8 @@ def test_logits_loss_and_gradients_equal_speculators(
     ours_loss: dict[str, float],
     their_loss: str,
 ) -> None:
-    drafter, pack = make_drafter(algorithm="eagle3", num_layers=num_layers, pruned=pruned), packs[0]
+    drafter = make_drafter(algorithm="eagle3", num_layers=num_layers, pruned=pruned)
+    pack = packs[0]
     blocks = their_blocks(pack)
     objective = Eagle3Objective(
         drafter, TrainingSettings(loss=ours_loss, mixed_precision="no", loss_gamma=GAMMA)
@@ -133,7 +134,8 @@ def test_logits_loss_and_gradients_equal_speculators(
 def test_documents_and_the_future_do_not_leak(
     make_drafter: Callable[..., Any], packs: list[Pack]
 ) -> None:
-    drafter, pack = make_drafter(algorithm="eagle3"), packs[0]
+    drafter = make_drafter(algorithm="eagle3")
+    pack = packs[0]
     objective = Eagle3Objective(drafter, TrainingSettings(mixed_precision="no"))
     blocks = choose_blocks(pack, num_draft_tokens=K, num_anchors=None)
     assert blocks is not None and len(blocks.spans) > 1
@@ -155,7 +157,8 @@ def test_documents_and_the_future_do_not_leak(
 def test_later_steps_read_the_true_tokens_and_the_last_slot_of_a_pack_has_none(
     make_drafter: Callable[..., Any], packs: list[Pack]
 ) -> None:
-    drafter, pack = make_drafter(algorithm="eagle3", num_layers=1), packs[0]
+    drafter = make_drafter(algorithm="eagle3", num_layers=1)
+    pack = packs[0]
     objective = build_objective(drafter, TrainingSettings(mixed_precision="no"))
     blocks = choose_blocks(pack, num_draft_tokens=K, num_anchors=None, in_prompts=True)
     assert blocks is not None and int(blocks.anchors_N[-1]) == pack.num_tokens - 2
@@ -163,10 +166,8 @@ def test_later_steps_read_the_true_tokens_and_the_last_slot_of_a_pack_has_none(
     tokens = pack.token_ids_T.clone()
     tokens[int(blocks.anchors_N[0]) + 1] = 5
     with torch.no_grad():
-        before, after = (
-            objective(pack, blocks),
-            objective(dataclasses.replace(pack, token_ids_T=tokens), blocks),
-        )
+        before = objective(pack, blocks)
+        after = objective(dataclasses.replace(pack, token_ids_T=tokens), blocks)
     assert torch.isfinite(before.loss)
     torch.testing.assert_close(before.overlap_NK[0, 0], after.overlap_NK[0, 0])
     assert not torch.allclose(before.overlap_NK[0, 1:], after.overlap_NK[0, 1:])

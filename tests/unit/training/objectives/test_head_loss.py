@@ -8,7 +8,11 @@ import torch
 from components.training.objectives import head_loss as module
 from components.training.objectives.head_loss import SlotTargets, head_loss
 
-S, U, H, R, V = 23, 11, 16, 4, 37
+S = 23
+U = 11
+H = 16
+R = 4
+V = 37
 
 
 def inputs(*, markov: bool = True) -> tuple[dict[str, torch.Tensor], torch.Tensor, SlotTargets]:
