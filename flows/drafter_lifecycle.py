@@ -45,17 +45,20 @@ def drafter_lifecycle(
         champion = find_champion(run)
         story = Story(found, champion, classify_target_change(run, found, champion))
         candidate: CheckpointRef | None = None
+
         if champion is not None and story.change.action is ChangeAction.REMEASURE:
             measured = measure_champion(run, found, champion.checkpoint)
             story.policy = decide_action(run, story.change, champion, measured)
             if story.policy.action is ChangeAction.REBIND:
                 candidate = rebind_champion(run, found, champion)
+
         if candidate is None:
             story.dataset = curate_data(recipe, size, found.path)
             # A changed target: start warm.
             parent = champion.checkpoint if champion and story.policy else None
             story.training = train_drafter(recipe, size, found.path, story.dataset, parent)
             candidate = story.training.checkpoint
+
         untrained = (
             story.training.untrained
             if story.training and not story.training.checkpoint.parent_digest
@@ -64,4 +67,5 @@ def drafter_lifecycle(
         story.gate = gate_drafter(recipe, size, found.path, candidate, untrained)
         if story.gate.decision.verdict is Verdict.PASS:
             story.canary = deploy_canary(recipe, size, story.gate.release.version)
+
         return write_lifecycle_report(run, story)

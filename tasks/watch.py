@@ -29,6 +29,7 @@ def start_lifecycle(context: Run, change: TargetChange) -> str:
         timeout=0,
         as_subflow=False,
     )
+
     # A coroutine only inside an event loop, and a task of a sync flow has none.
     assert isinstance(run, FlowRun)
     emit_event(
@@ -38,4 +39,5 @@ def start_lifecycle(context: Run, change: TargetChange) -> str:
     )
     append_line(context.state_dir / "changes.jsonl", change.model_dump_json())
     get_run_logger().info("lifecycle run %s handles %s", run.name, "+".join(change.kinds))
+
     return str(run.id)

@@ -127,11 +127,13 @@ def _processor(facts: Facts) -> Diagnosis:
         )
     if "avx512f" in flags:
         return Diagnosis("processor", Level.OK, "no GPU; CPU with AVX-512")
+
     found = "no GPU; CPU with AVX2 only" if "avx2" in flags else "no GPU; CPU without AVX2"
     to_do = (
         "The demo works, several times slower than on a CPU with AVX-512: it computes in float32"
         " (engine.dtype: native) and its pace gives amounts up."
     )
+
     return Diagnosis("processor", Level.NOTE, found, to_do)
 
 

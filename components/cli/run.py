@@ -92,6 +92,7 @@ def _parameters(
     given: dict[str, Any] = {"recipe": recipe}
     if size is not None:
         given["size"] = size
+
     if target is not None:
         given["target"] = target
     for one in further:
@@ -104,6 +105,7 @@ def _parameters(
             raise typer.BadParameter(
                 f"--param {key}: {value!r} is not JSON; a text needs quotes within: '\"...\"'"
             ) from None
+
     return given
 
 

@@ -83,10 +83,12 @@ def _show(told: dict[str, Any]) -> None:
     if not told["up"]:
         print(f"services are not up (state folder {told['state_dir']}); start them: dspark up")
         return
+
     rows = [(name, "ok" if reason is None else reason) for name, reason in told["services"].items()]
     print_table(("service", "state"), rows)
     serving = told["serving"]
     url = f"{told['addresses']['haproxy_url']}/v1/chat/completions"
+
     if serving is None:
         print(f"\nnothing serves: {url} answers HTTP 503 until a drafter is promoted")
     elif serving["checkpoint_digest"] is None:

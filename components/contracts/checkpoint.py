@@ -38,10 +38,12 @@ def digest_checkpoint(path: Path) -> str:
         len(files) == 2
     )
     files += sorted(root.glob(CALIBRATION_FILE))
+
     if missing:
         raise CheckpointError(
             f"{root} is not a complete checkpoint", got=f"no {', '.join(missing)}"
         )
+
     return digest_json(
         sorted((file.relative_to(root).as_posix(), digest_file(file)) for file in files)
     )

@@ -15,6 +15,7 @@ def write_atomic(path: Path, data: bytes | str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     payload = data.encode() if isinstance(data, str) else data
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(payload)
@@ -25,6 +26,7 @@ def write_atomic(path: Path, data: bytes | str) -> Path:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
     return path
 
 

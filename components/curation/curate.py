@@ -105,6 +105,7 @@ def collect(
     sieve = Sieve(settings, HeldOut(held_out), refused)
     kept = conversation_spool(spool_path)
     splits: set[str] = set()
+
     reported = time.monotonic()
     num_unused = 0
     for batch in batches(mixture, round_size(settings.num_conversations, least=BATCH)):
@@ -123,6 +124,7 @@ def collect(
             reported = time.monotonic()
         if len(kept) >= settings.num_conversations:
             break
+
     progress("done", len(kept), settings.num_conversations)
     check_both_splits(splits, num_conversations=len(kept))
     num_read = mixture.num_read - num_unused  # the last batch may hold more than was needed
@@ -131,6 +133,7 @@ def collect(
         "well_formed": num_read - quarantine.total,
         "not_held_out": num_read - quarantine.total - mixture.num_held_out,
     }
+
     funnel = Funnel({**read, **sieve.funnel.as_dict()})
     kept.flush()
     return Collected(kept, funnel.as_dict(), quarantine, refused, mixture.num_accepted)
@@ -222,6 +225,7 @@ def finish(
             manifest=_manifest(collected, regeneration, settings, renderer, validation.warnings),
             staging=staging,
         )
+
     progress("dataset written", num_rows, num_rows)
     return Finished(dataset, Path(dataset.path) / "funnel.png", validation.warnings)
 
@@ -281,6 +285,7 @@ def _render(
     frame = ScalarFrame()
     num_done = 0
     reported = time.monotonic()
+
     for batch, rows in apply(work, batches(answered, CHUNK)):
         if num_done < NUM_PROVEN_ROWS:
             prove_masks(rows[:NUM_PROVEN_ROWS], batch[:NUM_PROVEN_ROWS], renderer)
@@ -292,6 +297,7 @@ def _render(
         if time.monotonic() - reported >= REPORT_INTERVAL_S:
             progress("render", num_done, len(answered))
             reported = time.monotonic()
+
     check_both_splits(set(frame.splits), num_conversations=num_done)
     return spool, frame
 

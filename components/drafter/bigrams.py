@@ -67,6 +67,7 @@ def start_markov_head(
             expected=f"at most {MAX_DRAFT_VOCAB}",
             fix="Set drafter.draft_vocab_size, or drafter.markov_start: random.",
         )
+
     started = time.monotonic()
     centred_DD = _centred(
         bigram_log_probs(target_path, draft_token_ids=draft_token_ids, device=device)
@@ -75,12 +76,14 @@ def start_markov_head(
     left_DR, singular_R, right_DR = torch.svd_lowrank(
         centred_DD.float(), q=rank, niter=SVD_ITERATIONS
     )
+
     with torch.no_grad():
         head.markov_w1.weight.zero_()
         head.markov_w1.weight[draft_token_ids] = (left_DR * singular_R.sqrt()).to(
             head.markov_w1.weight
         )
         head.markov_w2.weight.copy_(right_DR * singular_R.sqrt())
+
     kept = float(singular_R.square().sum() / centred_DD.float().square().sum())
     log.info(
         "Markov head started from bigrams: rank %d keeps %.0f %% (%.0f s)",
@@ -88,6 +91,7 @@ def start_markov_head(
         100 * kept,
         time.monotonic() - started,
     )
+
     return kept
 
 

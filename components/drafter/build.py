@@ -65,6 +65,7 @@ def build_drafter(
         sliding_window=None,
         full_attention_indices=list(range(settings.num_layers)),
     )
+
     arguments: dict[str, Any] = {
         "verifier_name_or_path": str(target_path),
         "target_layer_ids": list(aux_layer_ids),
@@ -73,9 +74,11 @@ def build_drafter(
         "t2d": draft_vocab.t2d_V if draft_vocab else None,
         "d2t": draft_vocab.d2t_D if draft_vocab else None,
     }
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         built = _build(settings, layer_config, target_path, arguments)
+
     model: Drafter = built.float()
     if settings.start == "target_layers":
         start_from_target(
@@ -86,6 +89,7 @@ def build_drafter(
         )
         with torch.no_grad():
             model.norm.weight.mul_(settings.start_norm_scale)
+
     if settings.markov_start == "bigrams":
         start_markov_head(
             model,
@@ -95,6 +99,7 @@ def build_drafter(
             else torch.arange(int(config.vocab_size)),
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         )
+
     return model
 
 
@@ -126,6 +131,7 @@ def _build(
         return Eagle3DraftModel.from_training_args(
             layer_config, norm_before_residual=False, ttt_steps=settings.block_size - 1, **arguments
         )
+
     arguments |= {
         "block_size": settings.block_size,
         "mask_token_id": settings.mask_token_id
@@ -133,6 +139,7 @@ def _build(
         else choose_mask_token_id(target_path),
         "sample_from_anchor": False,
     }
+
     if settings.algorithm == "dflash":
         return DFlashDraftModel.from_training_args(layer_config, **arguments)
     return DSparkDraftModel.from_training_args(
@@ -170,6 +177,7 @@ def choose_mask_token_id(target_path: Path) -> int:
     tokenizer = AutoTokenizer.from_pretrained(str(target_path))
     if tokenizer.mask_token_id is not None:
         return int(tokenizer.mask_token_id)
+
     template = tokenizer.chat_template or ""
     in_use = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     vocab_size = int(read_target_config(target_path).vocab_size)
@@ -181,12 +189,14 @@ def choose_mask_token_id(target_path: Path) -> int:
         and token.content not in str(template)
         and token_id < vocab_size
     ]
+
     if not free:
         raise ConfigError(
             "the target's tokenizer has no unused special token for the slots to fill in",
             got=target_path,
             fix="Set drafter.mask_token_id to a token that conversations do not contain.",
         )
+
     return int(max(free))
 
 
@@ -201,6 +211,7 @@ def _check_against_target(
             got=aux_layer_ids,
             expected=f"1..{num_layers}",
         )
+
     bad_start = [layer for layer in settings.start_layers if not 0 <= layer < num_layers]
     if settings.start == "target_layers" and bad_start:
         raise ConfigError(
@@ -243,12 +254,14 @@ def load_trainable(model: Drafter, state: dict[str, torch.Tensor], *, source: st
         for name, value in parameters.items()
         if name not in state or state[name].shape != value.shape
     ]
+
     if wrong:
         raise ConfigError(
             "the weights to start from do not fit the drafter's settings",
             got=f"{len(wrong)} of {len(parameters)} tensors of {source} differ, first {wrong[0]}",
             fix="Use the drafter settings that the other drafter was trained with.",
         )
+
     with torch.no_grad():
         for name, value in parameters.items():
             value.copy_(state[name])

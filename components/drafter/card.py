@@ -66,6 +66,7 @@ def _calibration_rows(calibration: Calibration, target: TargetRef) -> dict[str, 
     )
     if calibration.target_weights not in (None, target.fingerprint.weights):
         fitted_on += f", of the target with weights `{calibration.target_weights}`, not of this one"
+
     pairs = zip(calibration.temperatures, calibration.biases, calibration.is_fitted, strict=True)
     scaling = ", ".join(f"{t:.2f} {b:+.2f}" if fitted else "not fitted" for t, b, fitted in pairs)
     areas = (
@@ -73,6 +74,7 @@ def _calibration_rows(calibration: Calibration, target: TargetRef) -> dict[str, 
         if after.auc is None or before.auc is None
         else f"{before.auc:.3f} to {after.auc:.3f}"
     )
+
     return {
         "Confidence head": f"calibrated (`calibration.json`) on {fitted_on}",
         "Temperature and bias by position": scaling,

@@ -98,6 +98,7 @@ def export_checkpoint(
         _bind(folder, target)
         if calibration is not None:
             calibration.write(folder / CALIBRATION_FILE)
+
         return _finish(
             folder,
             destination,
@@ -133,6 +134,7 @@ def rebind_checkpoint(
             got=source.digest,
             expected=checkpoint.digest,
         )
+
     with _new_folder(destination) as folder:
         for file in sorted(Path(source.path).iterdir()):
             if file.is_file() and file.name != MARKER_FILE:
@@ -175,6 +177,7 @@ def load_checkpoint_ref(path: Path) -> CheckpointRef:
         ) from None
     except (ValueError, ValidationError) as error:
         raise CheckpointError(f"{folder / MARKER_FILE} cannot be read", got=error) from None
+
     digest = digest_checkpoint(folder)
     if digest != ref.digest:
         raise CheckpointError(
@@ -187,6 +190,7 @@ def load_checkpoint_ref(path: Path) -> CheckpointRef:
         raise CheckpointError(
             f"{FINGERPRINT_FILE} and {MARKER_FILE} name different targets", got=folder
         )
+
     return ref
 
 
@@ -224,6 +228,7 @@ def require_bound(checkpoint_path: Path, fingerprint: TargetFingerprint) -> None
         for part in TargetFingerprint.model_fields
         if getattr(bound, part) != getattr(fingerprint, part)
     ]
+
     if parts:
         raise FingerprintMismatchError(
             f"the drafter at {checkpoint_path} is bound to another target",
@@ -308,6 +313,7 @@ def _finish(
         "target": target.model_dump(mode="json"),
         "extra": extra,
     }
+
     write_atomic(folder / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
     card = model_card(
         ref, target=target, provenance=provenance, calibration=read_calibration(folder)
@@ -315,6 +321,7 @@ def _finish(
     write_atomic(folder / "README.md", card)
     for file in folder.iterdir():
         _sync(file)
+
     write_atomic(folder / MARKER_FILE, ref.model_dump_json(indent=2, exclude={"path"}) + "\n")
     _replace(folder, Path(destination))
     return ref

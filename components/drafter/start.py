@@ -129,6 +129,7 @@ def _copy_layer(draft_layer: Any, weights: TensorFiles, prefix: str) -> None:
             parameter.mul_(0.5)
         else:
             _copy(parameter, weights, prefix + name)
+
     for name in OPTIONAL_LAYER_WEIGHTS:
         if not weights.find(prefix + name):
             continue

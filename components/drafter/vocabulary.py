@@ -80,6 +80,7 @@ def build_draft_vocabulary(
             got=size,
             expected=counts_V.numel(),
         )
+
     order_V = torch.arange(counts_V.numel())
     # Stable sorts: the last key decides, earlier ones break its ties.
     for key_V in (
@@ -88,6 +89,7 @@ def build_draft_vocabulary(
     ):
         if key_V is not None:
             order_V = order_V[torch.argsort(key_V[order_V], descending=True, stable=True)]
+
     vocabulary = from_token_ids(order_V[:size], target_vocab_size=counts_V.numel())
     coverage = vocabulary.measure_coverage(counts_V)
     if coverage < min_coverage:
@@ -97,6 +99,7 @@ def build_draft_vocabulary(
             expected=f">= {min_coverage} (drafter.min_vocab_coverage)",
             fix="Raise drafter.draft_vocab_size.",
         )
+
     return DraftVocabulary(d2t_D=vocabulary.d2t_D, t2d_V=vocabulary.t2d_V, coverage=coverage)
 
 

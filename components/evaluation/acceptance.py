@@ -110,6 +110,7 @@ async def _measure(
             await client.warm_up(num_requests=settings.acceptance_requests_in_flight)
             await _measure_groups(client, todo, settings, journal, with_logprobs, progress)
         version = await client.version()
+
     kept = journal.measurements
     excluded = {
         p.prompt_id: journal.excluded[p.prompt_id]
@@ -117,6 +118,7 @@ async def _measure(
         if p.prompt_id in journal.excluded
     }
     _check_excluded(excluded, len(prompts), settings.max_excluded_share)
+
     measurements = tuple(kept[prompt.prompt_id] for prompt in prompts if prompt.prompt_id in kept)
     answers = {m.prompt_id: journal.answers[m.prompt_id] for m in measurements}
     return Measured(client.endpoint, measurements, journal.counters, excluded, version, answers)
@@ -174,6 +176,7 @@ def _measurement(endpoint: ArmEndpoint, prompt: Prompt, answer: Completion) -> P
                 "speculative config.",
             )
         speculation = Speculation((), 0)
+
     if speculation.num_steps and endpoint.num_draft_tokens == 0:
         raise EvaluationError(
             f"arm '{endpoint.arm}' should serve no drafter, but its engine speculates"
@@ -187,6 +190,7 @@ def _measurement(endpoint: ArmEndpoint, prompt: Prompt, answer: Completion) -> P
             got=len(speculation.accepted_by_position),
             expected=endpoint.num_draft_tokens,
         )
+
     return PromptMeasurement(
         prompt_id=prompt.prompt_id,
         slice=prompt.slice,
@@ -280,6 +284,7 @@ async def _matching_counters(
         if not different:
             return counters, growth
         await asyncio.sleep(0.2)
+
     raise EvaluationError(
         f"arm '{arm}': the engine's counters and its per-request metrics differ",
         got="; ".join(

@@ -81,12 +81,14 @@ def choose_schedule(ratios: Ratios, *, max_requests: int = 64) -> Schedule:
     measured = {length: by_load for length, by_load in ratios.items() if by_load}
     if not measured:
         return ()
+
     loads = sorted(measured[max(measured)])
     lengths = []
     longest = max(measured)
     for load in loads:
         longest = _fastest(measured, load, longest) if longest else 0
         lengths.append(longest)
+
     rows: list[ScheduleRow] = []
     first = 1
     for index, (load, length) in enumerate(zip(loads, lengths, strict=True)):
@@ -98,6 +100,7 @@ def choose_schedule(ratios: Ratios, *, max_requests: int = 64) -> Schedule:
             break
         rows.append(ScheduleRow(first, load, length))
         first = load + 1
+
     return tuple(rows)
 
 

@@ -167,6 +167,7 @@ class EngineClient:
             payload |= {"return_token_ids": True} if with_token_ids or with_logprobs else {}
             payload |= _LOGPROBS if with_logprobs else {}
             response = await self._http.post("/v1/chat/completions", json=payload)
+
         latency_s = time.perf_counter() - started
         self._check_status(response.status_code, response.text)
         try:
@@ -201,10 +202,12 @@ class EngineClient:
         }
         if cache_salt is not None:
             payload["cache_salt"] = cache_salt
+
         started = time.perf_counter()
         text = ""
         last = dict[str, Any]()
         times = list[tuple[float, int]]()
+
         async with (
             self._bounded("streamed chat completion"),
             self._http.stream("POST", "/v1/chat/completions", json=payload) as response,
@@ -240,6 +243,7 @@ class EngineClient:
         self._check_status(response.status_code, response.text)
         counters: dict[str, float] = {}
         models = set()
+
         for family in text_string_to_metric_families(response.text):
             if (
                 not family.name.startswith((SPEC_PREFIX, GENERATION_TOKENS, PROMPT_TOKENS))
@@ -258,6 +262,7 @@ class EngineClient:
                         else f'{family.name}{{position="{position}"}}'
                     )
                     counters[key] = counters.get(key, 0.0) + sample.value
+
         if GENERATION_TOKENS not in counters:
             raise EvaluationError(
                 f"the metrics of arm '{self.endpoint.arm}' are not those of its engine",
@@ -266,6 +271,7 @@ class EngineClient:
                 expected=self.endpoint.model,
                 fix="Point the arm's url at the engine that serves this model.",
             )
+
         return counters
 
     async def version(self) -> str:
@@ -342,6 +348,7 @@ class EngineClient:
             speculation = Speculation(
                 tuple(map(int, told["acceptance_histogram"])), int(told["num_draft_tokens"])
             )
+
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         return Completion(
             text=text,

@@ -48,6 +48,7 @@ def acceptance_by_group(
     for prompt in prompts:
         if prompt.num_steps:
             groups.setdefault(key(prompt), []).append(prompt)
+
     return tuple(
         GroupAcceptance(
             group=name,

@@ -64,11 +64,13 @@ class Journal:
             "with_logprobs": with_logprobs,
             "prompts": sorted(prompt.prompt_id for prompt in prompts),
         }
+
         variants = sorted(
             {json.dumps(dict(prompt.variant), sort_keys=True) for prompt in prompts} - {"{}"}
         )
         if variants:  # a single one is in no prompt's id
             measurement["variants"] = variants
+
         return cls(path, key=digest_json(measurement))
 
     @property
@@ -115,6 +117,7 @@ class Journal:
             return False
         lines = path.read_text().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith("\n")]
+
         try:
             entries = [json.loads(line) for line in whole]
             if not entries or entries[0].get("key") != key:
@@ -130,6 +133,7 @@ class Journal:
             self.excluded = {}
             self.counters = {}
             return False
+
         if len(whole) < len(lines):
             write_atomic(path, "".join(whole))
         return True

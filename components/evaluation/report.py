@@ -96,6 +96,7 @@ def build_report(
         raise EvaluationError(
             "the arms ran on different engine versions", got=", ".join(sorted(versions))
         )
+
     excluded = {
         prompt_id: reason for arm in measured.values() for prompt_id, reason in arm.excluded.items()
     }
@@ -103,6 +104,7 @@ def build_report(
     _check_paired(kept)
     settings = recipe.evaluation
     num_equal, num_compared = _equal_outputs(kept, settings.temperature)
+
     return AcceptanceReport(
         target=target,
         recipe=recipe.name,
@@ -234,6 +236,7 @@ def arm_report(
     by_slice: dict[str, list[PromptMeasurement]] = {}
     for prompt in prompts:
         by_slice.setdefault(prompt.slice, []).append(prompt)
+
     intervals = {
         name: _interval(members, num_draft_tokens) for name, members in sorted(by_slice.items())
     }
@@ -241,6 +244,7 @@ def arm_report(
     accepted_at = [
         sum(prompt.accepted_by_position[k] for prompt in prompts) for k in range(num_draft_tokens)
     ]
+
     return ArmReport(
         arm=arm,
         checkpoint_digest=checkpoint_digest,

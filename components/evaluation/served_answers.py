@@ -42,10 +42,12 @@ def collect_answers(
         timeout_s=request_timeout_s,
         transport=transport,
     )
+
     answers = asyncio.run(
         _collect(client, prompts, settings.acceptance_requests_in_flight, progress)
     )
     kept = tuple(answer for answer in answers if answer.num_steps > 0)
+
     if not kept:
         raise EvaluationError(
             f"arm '{endpoint.arm}' took no step with a draft", got=f"{len(prompts)} prompts"
@@ -65,6 +67,7 @@ async def _collect(
             with_token_ids=True,
             progress=progress,
         )
+
     return [
         _served(client, prompt, answer)
         for prompt, answer in zip(prompts, answers, strict=True)
@@ -80,6 +83,7 @@ def _served(client: EngineClient, prompt: Prompt, answer: Completion) -> ServedA
             fix="Start the engine with --per-request-spec-decode-metrics summary and its "
             "speculative config.",
         )
+
     return ServedAnswer(
         prompt_id=prompt.prompt_id,
         prompt_token_ids=answer.prompt_token_ids,

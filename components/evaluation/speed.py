@@ -64,6 +64,7 @@ def measure_speed(
         raise EvaluationError(
             "two arms have the same name", got=", ".join(endpoint.arm for endpoint in endpoints)
         )
+
     clients = [
         EngineClient(
             endpoint,
@@ -74,6 +75,7 @@ def measure_speed(
         )
         for endpoint in endpoints
     ]
+
     return asyncio.run(_measure(clients, prompts, settings, progress))
 
 
@@ -94,6 +96,7 @@ async def _measure(
         for index in range(settings.speed_repeats)
         for client in (clients if index % 2 == 0 else reversed(clients))
     ]
+
     rounds: dict[tuple[str, int], list[Round]] = {}
     async with AsyncExitStack() as stack:
         for client in clients:
@@ -104,6 +107,7 @@ async def _measure(
             rounds.setdefault(key, []).append(await _round(client, chosen, requests_in_flight))
             if progress is not None:
                 progress(f"{key[0]} at {requests_in_flight} in flight", num_done, len(plan))
+
     return {
         client.endpoint.arm: tuple(
             speed_point(level, rounds[client.endpoint.arm, level]) for level in levels

@@ -114,6 +114,7 @@ def measure_warm_prefix(
         timeout_s=request_timeout_s,
         transport=transport,
     )
+
     prompts = warm_prefix_prompts(settings.warm_prefix)
     salt = secrets.token_hex(8) if salt is None else salt
     cold, warm = asyncio.run(_measure(client, prompts, salt, progress))
@@ -135,6 +136,7 @@ async def _measure(
                 answers.append(await client.stream(prompt, cache_salt=cache_salt))
             if progress is not None:
                 progress("questions", number + 1, len(questions))
+
     return cold, warm
 
 
@@ -151,6 +153,7 @@ def _point(
             expected="0",
             fix="Measure on vLLM, which keeps salted prompts apart.",
         )
+
     return WarmPrefixPoint(
         arm=endpoint.arm,
         num_questions=len(warm),
@@ -200,6 +203,7 @@ def _manual(num_chars: int) -> str:
             "this Python does not carry its manual (module pydoc_data)",
             fix="Install Python's whole standard library, or set evaluation.warm_prefix to null.",
         ) from None
+
     text = "\n\n".join(topics[name].strip() for name in sorted(topics))
     if len(text) < num_chars:
         raise EvaluationError(
@@ -207,4 +211,5 @@ def _manual(num_chars: int) -> str:
             got=num_chars // CHARS_PER_TOKEN,
             expected=f"at most {len(text) // CHARS_PER_TOKEN}",
         )
+
     return text[:num_chars].rsplit(None, 1)[0]

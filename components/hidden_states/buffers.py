@@ -120,4 +120,5 @@ class Ring:
                 if size <= head
                 else None
             )
+
         return Region(start=tail, end=tail + size, skipped=0) if tail + size <= head else None

@@ -77,6 +77,7 @@ class StateCache:
             raise StreamError(
                 "the identity file of a state cache was altered", got=path, fix="Remove its folder."
             )
+
         cache = cls(folder, limit_bytes=limit_bytes)
         for index in sorted(folder.glob("states-*.jsonl")):
             cache._read_index(index)
@@ -121,6 +122,7 @@ class StateCache:
         if self.num_bytes + len(view) > self._limit_bytes:
             self._is_full = True
             return False
+
         data, index = self._files()
         entry = Entry(Path(data.name), data.tell(), len(view))
         data.write(view)
@@ -128,6 +130,7 @@ class StateCache:
         line = {"key": key.hex(), "offset": entry.offset, "num_bytes": entry.num_bytes}
         index.write(json.dumps(line) + "\n")
         index.flush()
+
         self._entries[key] = entry
         return True
 
@@ -196,6 +199,7 @@ def _refuse_others(root: Path, wanted: Mapping[str, Any]) -> None:
             got=root,
             fix="Fill the cache with mode: hybrid first.",
         )
+
     differing = sorted(
         {name for other in others for name in wanted if other.get(name) != wanted[name]}
     )

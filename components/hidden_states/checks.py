@@ -74,6 +74,7 @@ def check_header(
         "run": (header.run_id, run_id),
         "sample": (header.sample, sample),
     }
+
     for reason, (got, expected) in wanted.items():
         if got != expected:
             raise FaultyStatesError(
@@ -176,6 +177,7 @@ class LayerVariance:
             usual = torch.stack(self._history).median(dim=0).values
             low = torch.maximum(low, usual / _MAX_DRIFT)
             high = torch.minimum(high, usual * _MAX_DRIFT)
+
         for slot, layer in enumerate(self._layer_ids):
             if not low[slot] <= variance_L[slot] <= high[slot]:
                 raise FaultyStatesError(
@@ -220,11 +222,13 @@ class LmHead:
             if config.get("tie_word_embeddings")
             else ("norm.weight",)
         )
+
         tensors = _load_tensors(Path(target_path), (*names, "lm_head.weight"))
         self._norm_H = tensors["norm.weight"].float()
         matrix = tensors.get("lm_head.weight", tensors.get("embed_tokens.weight"))
         if matrix is None:
             raise TargetError("the target has neither lm_head nor tied embeddings", got=target_path)
+
         self._matrix_VH = matrix
 
     def logits(self, states_TH: torch.Tensor) -> torch.Tensor:
@@ -322,6 +326,7 @@ def _load_tensors(target_path: Path, suffixes: tuple[str, ...]) -> dict[str, tor
     files = sorted(target_path.glob("*.safetensors"))
     if not files:
         raise TargetError("the target has no safetensors files", got=target_path)
+
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
@@ -330,6 +335,7 @@ def _load_tensors(target_path: Path, suffixes: tuple[str, ...]) -> dict[str, tor
                 )
                 if suffix is not None:
                     found[suffix] = tensors.get_tensor(name)
+
     if "norm.weight" not in found:
         raise TargetError(
             "the target has no final norm", got=target_path, expected="a tensor 'model.norm.weight'"

@@ -47,6 +47,7 @@ class ExtractionClient:
             ),
             trust_env=False,  # a proxy of the environment has no business between us and the engine
         )
+
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="hidden-states-requests", daemon=True
         )
@@ -116,6 +117,7 @@ class ExtractionClient:
             "return_token_ids": True,
             "kv_transfer_params": {"hidden_states_key": name},
         }
+
         try:
             async with asyncio.timeout(self._timeout_s):
                 response = await self._http.post(f"{url}/v1/completions", json=body)
@@ -129,6 +131,7 @@ class ExtractionClient:
             raise EngineAwayError(
                 "the extraction engine is not reachable", got=f"{url}: {error!r}"
             ) from None
+
         return _next_token(response, url)
 
     async def _check_engine(self, url: str) -> None:
@@ -163,6 +166,7 @@ def _next_token(response: httpx.Response, url: str) -> int:
             "the extraction engine failed",
             got=f"{url}: {response.status_code} {response.text[:300]}",
         )
+
     answer = response.json()
     transfer = answer.get("kv_transfer_params")
     if not transfer or "handle" not in transfer:
@@ -172,4 +176,5 @@ def _next_token(response: httpx.Response, url: str) -> int:
             expected="kv_transfer_params with a handle",
             fix="Start it with the arguments of extraction_args().",
         )
+
     return int(answer["choices"][0]["token_ids"][0])

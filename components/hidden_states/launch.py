@@ -65,6 +65,7 @@ def extraction_args(
             got=f"segment of {segment_mib} MiB for {store_bytes >> 20} MiB of samples",
             fix="Raise mooncake_segment_mib or lower stream.budget_mib.",
         )
+
     speculative = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,
@@ -86,6 +87,7 @@ def extraction_args(
             },
         },
     }
+
     args = [
         "--speculative-config",
         json.dumps(speculative),
@@ -94,6 +96,7 @@ def extraction_args(
         # A prefix hit skips the forward pass that writes this request's states.
         "--no-enable-prefix-caching",
     ]
+
     return args, _environment(store)
 
 

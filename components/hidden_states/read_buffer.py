@@ -79,6 +79,7 @@ class ReadBuffer:
             raise FaultyStatesError(
                 "header", error.problem, got=error.got, expected=error.expected
             ) from None
+
         self.check_stamp(header, request, name=name)
         check_payload(view, header)
         stored_ids = np.frombuffer(
@@ -86,6 +87,7 @@ class ReadBuffer:
         )
         check_token_ids(stored_ids, request.token_ids)
         states_TLH = self._decoded(region, place, self._shape(request))
+
         self._variance.check(states_TLH)
         return states_TLH
 

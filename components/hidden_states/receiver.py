@@ -75,6 +75,7 @@ class Receiver:
         self._cache = cache
         self._lm_head = lm_head
         self._statistics = statistics
+
         self._stop = stop
         self._clock = clock or Clock()
         self.credits = Credits(store_bytes)
@@ -82,6 +83,7 @@ class Receiver:
         self.is_blocked_by_consumer = False
         self._slots = threading.Semaphore(settings.requests_in_flight)
         self._buffer = ReadBuffer(identity, variance, num_bytes=ring_bytes)
+
         # What other runs hold is not ours.
         self._before = client.metrics() if client is not None else None
         self._observed_at = 0.0
@@ -128,10 +130,12 @@ class Receiver:
                 got=f"token_ids {request.token_ids.shape}, loss_mask {request.loss_mask.shape}",
                 expected="two equal shapes (T,), T >= 1",
             )
+
         place = self._buffer.layout(request)
         arrival = Arrival(request=request, serial=serial, place=place, future=None)
         if not self.fits(request):
             return arrival
+
         arrival.cached = self._cache.find(request.token_ids) if self._cache is not None else None
         if arrival.cached is not None:
             return arrival if self._take_slot() else None
@@ -141,14 +145,17 @@ class Receiver:
                 fix="Fill the cache over this dataset with stream.mode: hybrid, or raise "
                 "stream.cache_gib.",
             )
+
         while not self.credits.acquire(place.num_bytes, timeout_s=_TICK_S):
             if self._stop.is_set():
                 return None
+
         if not self._take_slot():
             return None
         arrival.future = self._request(arrival, attempt=0)
         arrival.future.add_done_callback(lambda _: self._slots.release())
         self._account()
+
         return arrival
 
     def _take_slot(self) -> bool:
@@ -170,9 +177,11 @@ class Receiver:
             return False
         if arrival.future.exception() is not None:
             return False
+
         arrival.region = self.ring.allocate(self._buffer.num_bytes(arrival.place), timeout_s=0)
         if arrival.region is None:
             return False
+
         name = self._name(arrival, attempt=0)
         arrival.fetched = self._readers.submit(
             self._fetch, arrival, arrival.region, name=name, on_wait=lambda: None
@@ -195,9 +204,11 @@ class Receiver:
                 arrival, FaultyStatesError("too_large", "a sample exceeds half the budget")
             )
             return None
+
         region = arrival.region or self._allocate(self._buffer.num_bytes(arrival.place))
         if region is None:
             return None
+
         try:
             sample = self._try_repeatedly(arrival, region)
         except BaseException:
@@ -206,6 +217,7 @@ class Receiver:
         finally:
             self.credits.release(arrival.place.num_bytes)
             self._account()
+
         if sample is None:
             self.ring.release(region)
         return sample
@@ -220,6 +232,7 @@ class Receiver:
             region = self._allocate(self._buffer.num_bytes(arrival.place))
         finally:
             self._slots.release()
+
         if region is None:
             return None
         view = self._buffer.view(region, arrival.place)
@@ -238,6 +251,7 @@ class Receiver:
         except BaseException:
             self.ring.release(region)
             raise
+
         statistics = self._statistics
         statistics.num_samples += 1
         statistics.num_cached += 1
@@ -257,6 +271,7 @@ class Receiver:
             or now - self._observed_at < _OBSERVE_EVERY_S
         ):
             return
+
         self._observed_at = now
         try:
             metrics = self._client.metrics()
@@ -265,6 +280,7 @@ class Receiver:
             if self._num_failed_looks >= _MAX_FAILED_LOOKS:
                 raise
             return
+
         self._num_failed_looks = 0
         statistics = self._statistics
         statistics.store_bytes = max(0, metrics.allocated_bytes - self._before.allocated_bytes)
@@ -272,6 +288,7 @@ class Receiver:
         statistics.bytes_on_disk = max(
             statistics.bytes_on_disk, metrics.file_bytes - self._before.file_bytes
         )
+
         statistics.peak_bytes_held = max(
             statistics.peak_bytes_held, statistics.store_bytes + self.ring.used_bytes
         )
@@ -371,16 +388,19 @@ class Receiver:
             bytes_on_disk = arrival.fetched.result()
         else:
             bytes_on_disk = self._fetch(arrival, region, name=name, on_wait=self.observe)
+
         self._statistics.bytes_on_disk += bytes_on_disk
         states_TLH = self._buffer.states(arrival.request, region, place, name=name)
         self._compare_with_target(arrival, states_TLH, engine_token=engine_token)
         if self._cache is not None:
             self._cache.add(arrival.request.token_ids, self._buffer.view(region, place))
+
         statistics = self._statistics
         statistics.num_samples += 1
         statistics.num_tokens += len(arrival.request.token_ids)
         statistics.bytes_streamed += place.num_bytes
         self.observe()
+
         return Sample(arrival.request, states_TLH, ring=self.ring, region=region)
 
     def _fetch(
@@ -407,6 +427,7 @@ class Receiver:
         deadline = max(
             answered_at + longest_s, self._clock.now() + min(_SHORTEST_APPEAR_S, longest_s)
         )
+
         poll_s = _FIRST_POLL_S
         while (outcome := self._client.read_into(key, pointer, num_bytes)) != "read":
             if outcome == "other size":
@@ -433,12 +454,14 @@ class Receiver:
             self._clock.sleep(poll_s)
             poll_s = min(2 * poll_s, _LONGEST_POLL_S)
             on_wait()
+
         # A call to the master more; its own count of bytes on disks is watched all the time.
         is_looked_up = self._is_checked_closely(arrival)
         bytes_on_disk = (
             self._client.num_bytes_on_disk(key, num_bytes=num_bytes) if is_looked_up else 0
         )
         self._client.remove(key)
+
         return bytes_on_disk
 
     def _fill_level(self) -> str:

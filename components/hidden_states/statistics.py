@@ -106,6 +106,7 @@ class StreamStatistics:
             "stream_trainer_wait_share": self.wait_share,
             "stream_engine_idle_share": self.engine_idle_share,
         }
+
         if self.lm_head_share is not None:
             values["stream_lm_head_agreement"] = self.lm_head_share
         if self.answer_share is not None:

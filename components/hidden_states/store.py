@@ -216,6 +216,7 @@ def parse_metrics(text: str) -> StoreMetrics:
             # Lines with labels or histograms hold nothing we read.
             with contextlib.suppress(ValueError):
                 values[name] = float(value)
+
     try:
         return StoreMetrics(
             num_keys=int(values["master_key_count"]),

@@ -108,6 +108,7 @@ class HiddenStateStream:
             hidden_size=hidden_size,
             dtype=settings.dtype,
         )
+
         self._prefix = run_prefix(run_id, consumer)
         self._variance = LayerVariance(self._identity.layer_ids)
         self._lm_head = (
@@ -115,6 +116,7 @@ class HiddenStateStream:
         )
         self._statistics = StreamStatistics(budget_bytes=settings.budget_mib << 20)
         self._stop = threading.Event()
+
         self._open = False
         self._is_passing = False
         self._keys_left = 0
@@ -122,6 +124,7 @@ class HiddenStateStream:
         self._metrics_at = 0.0
         self._client: StoreClient | None = None
         self._engines: ExtractionClient | None = None
+
         self._cache: StateCache | None = None
         self._receiver: Receiver | None = None
         self._threads: list[threading.Thread] = []
@@ -151,6 +154,7 @@ class HiddenStateStream:
         except BaseException:
             self._close_quietly()
             raise
+
         return self
 
     def _open_cache(self) -> None:
@@ -207,12 +211,14 @@ class HiddenStateStream:
                 "an earlier pass over the stream did not reach its end",
                 fix="Open a stream for each.",
             )
+
         self._is_passing = True
         arrivals: SimpleQueue[Arrival | None] = SimpleQueue()
         ready: SimpleQueue[object] = SimpleQueue()
         self._start(self._feed, iter(requests), arrivals, ready, name="hidden-states-feeder")
         self._start(self._run_receiver, arrivals, ready, name="hidden-states-receiver")
         self._statistics.start()
+
         try:
             while (item := self._next(ready)) is not _END:
                 assert isinstance(item, Sample)
@@ -235,10 +241,12 @@ class HiddenStateStream:
             return
         if self._cache is None or self._receiver is None:
             raise StreamError("the stream is not open", fix="Use it in a `with` statement.")
+
         wanted = [request for request in requests if self._receiver.fits(request)]
         missing = [
             request.sample_id for request in wanted if self._cache.find(request.token_ids) is None
         ]
+
         if missing:
             raise StreamError(
                 f"{len(missing)} of {len(wanted)} samples are not among the cached states",
@@ -265,6 +273,7 @@ class HiddenStateStream:
         self._stop.set()
         self._restore_sigterm()
         num_cancelled = self._statistics.num_in_flight
+
         try:
             if self._engines is not None:
                 self._engines.close()

@@ -114,6 +114,7 @@ def unpack_header(buffer: memoryview) -> SampleHeader:
         raise StreamError(
             "not a hidden-state sample", got=bytes(buffer[: len(_MAGIC)]), expected=_MAGIC
         )
+
     (length,) = _LENGTH.unpack(buffer[len(_MAGIC) : start])
     try:
         return SampleHeader.model_validate_json(

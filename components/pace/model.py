@@ -136,6 +136,7 @@ def _gate_s(recipe: Recipe, amounts: Amounts, engine: EnginePace, probe: Machine
         + amounts.num_untrained_prompts
     )
     num_starts = GATE_STARTS + (1 if amounts.num_untrained_prompts else 0)
+
     if recipe.gate.max_train_served_gap is not None:
         num_answers += 2 * evaluation.num_gap_prompts
     return (
@@ -175,11 +176,13 @@ def _further_arms_s(
     num_prompts = sum(amounts.slices.values())
     num_answers = len(evaluation.rivals) * num_prompts
     num_answers += len(evaluation.draft_lengths) * min(evaluation.num_sampled_prompts, num_prompts)
+
     answers_s = (
         num_answers
         * evaluation.max_tokens
         / engine.tokens_per_s(evaluation.acceptance_requests_in_flight)
     )
+
     return num_engines * (probe.engine_up_s + _speed_s(recipe, amounts, engine)) + answers_s
 
 

@@ -57,6 +57,7 @@ def with_amounts(recipe: Recipe, amounts: Amounts) -> Recipe:
         },
         "canary": {"step_s": amounts.canary_step_s},
     }
+
     sections = {
         name: getattr(recipe, name).model_copy(update=values) for name, values in changes.items()
     }
@@ -194,6 +195,7 @@ def _given_up(full: Amounts, chosen: Amounts) -> tuple[str, ...]:
             f"conversations, and training with them: {chosen.num_conversations} of "
             f"{full.num_conversations}"
         )
+
     if chosen.speed_requests_in_flight != full.speed_requests_in_flight:
         levels = [
             f"{level}"
@@ -201,12 +203,14 @@ def _given_up(full: Amounts, chosen: Amounts) -> tuple[str, ...]:
             if level not in chosen.speed_requests_in_flight
         ]
         told.append(f"speed at {', '.join(levels)} in flight")
+
     if chosen.num_untrained_prompts < full.num_untrained_prompts:
         told.append("the untrained drafter beside the trained one")
     if chosen.slices != full.slices:
         told.append(
             f"evaluation prompts: {sum(chosen.slices.values())} of {sum(full.slices.values())}"
         )
+
     if chosen.canary_step_s < full.canary_step_s:
         told.append(
             f"length of a canary step: {chosen.canary_step_s:g} of {full.canary_step_s:g} s"

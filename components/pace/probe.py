@@ -203,5 +203,6 @@ class EngineProbe:
             "ignore_eos": True,
             "temperature": 0,
         }
+
         response = await http.post("/v1/completions", json=body)
         response.raise_for_status()

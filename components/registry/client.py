@@ -149,6 +149,7 @@ class Registry:
             source=json.dumps({"uri": dataset.path}),
             profile=json.dumps(profile),
         )
+
         inputs = [DatasetInput(entity, tags=[InputTag("mlflow.data.context", "training")])]
         self.call("log the dataset", lambda: self._client.log_inputs(run_id, inputs))
 
@@ -248,6 +249,7 @@ class Registry:
             )
         if found is not None:
             return str(found.experiment_id)
+
         try:
             return str(self._client.create_experiment(name))
         except MlflowException as error:

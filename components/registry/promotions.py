@@ -121,6 +121,7 @@ def move_alias(
         )
         if _append(registry, run_id, entry):
             return _make(registry, entry)
+
     raise RegistryError(
         f"the promotions log of {model_name} is written by too many others at once", got=_MAX_RACES
     )
@@ -163,11 +164,13 @@ def _make(registry: Registry, entry: Promotion) -> Promotion:
     name = entry.model_name
     alias = entry.alias
     version = entry.to_version
+
     if version is None:
         registry.call(
             f"remove the alias {alias}", lambda: client.delete_registered_model_alias(name, alias)
         )
         return entry
+
     registry.call(
         f"set the alias {alias}",
         lambda: client.set_registered_model_alias(name, alias, str(version)),
@@ -178,6 +181,7 @@ def _make(registry: Registry, entry: Promotion) -> Promotion:
             name, str(version), f"dspark.promoted.{alias}", entry.digest
         ),
     )
+
     return entry
 
 

@@ -68,6 +68,7 @@ def register_release(
     registry.log_text(
         run_id, report.model_dump_json(indent=2), name=f"{folder}/acceptance_report.json"
     )
+
     for path in extra_artifacts:
         registry.log_artifact(run_id, path, folder=f"{folder}/extra")
     create_model(registry, model_name)
@@ -89,6 +90,7 @@ def register_release(
         "target": target.source,
         "quantization": target.quantization,
     }
+
     release = Release(
         model_name=model_name,
         version=_create_version(registry, model_name, run_id=run_id, folder=folder, tags=tags),
@@ -100,6 +102,7 @@ def register_release(
         drafter_out_above=gate.drafter_out_above,
         acceptance_length=candidate.acceptance_length,
     )
+
     _complete(registry, release, folder)
     set_alias(registry, release, CHALLENGER, reason="the gate passed", decision_digest=gate.digest)
     return release
@@ -144,6 +147,7 @@ def check_releasable(
             expected=target.fingerprint.digest,
             fix="Re-bind or retrain the drafter, then gate it on this target.",
         )
+
     on_disk = digest_checkpoint(Path(checkpoint.path))
     if on_disk != checkpoint.digest:
         raise RegistryError(
@@ -221,6 +225,7 @@ def download_checkpoint(registry: Registry, release: Release, destination: Path)
         if digest_checkpoint(destination) != release.checkpoint.digest:
             raise RegistryError("another checkpoint stands at the destination", got=destination)
         return local
+
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         dir=destination.parent, prefix=f".{destination.name}."
@@ -235,6 +240,7 @@ def download_checkpoint(registry: Registry, release: Release, destination: Path)
                 expected=release.checkpoint.digest,
             )
         folder.rename(destination)
+
     return local
 
 
@@ -383,10 +389,12 @@ def _read_release(registry: Registry, version: Any) -> Release:
             expected=f"the tag {_COMPLETE_TAG}",
             fix="Register it again from its run, or delete the version.",
         )
+
     with tempfile.TemporaryDirectory() as temporary:
         release = Release.read(
             registry.download_artifact(version.run_id, name, destination=Path(temporary))
         )
+
     recorded = (release.model_name, release.version, release.checkpoint.digest, release.gate_digest)
     registered = (
         version.name,
@@ -394,6 +402,7 @@ def _read_release(registry: Registry, version: Any) -> Release:
         version.tags.get("checkpoint_digest"),
         version.tags.get("gate_digest"),
     )
+
     if recorded != registered:
         raise RegistryError(
             f"the record of {where} does not match its tags", got=recorded, expected=registered

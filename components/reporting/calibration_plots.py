@@ -41,10 +41,12 @@ def reliability_diagram(calibration: Calibration, path: Path) -> Path:
         for k, (before, after) in enumerate(pairs, 1)
     ]
     num_rows = math.ceil(len(panels) / MAX_COLUMNS)
+
     num_columns = math.ceil(len(panels) / num_rows)
     figure, grid = _titled_grid(calibration, num_rows, num_columns)
     for axes in grid.flat:
         axes.set_visible(False)  # the last row may have room for more panels than there are
+
     for index, (name, before, after) in enumerate(panels):
         row, column = divmod(index, num_columns)
         top = grid[2 * row][column]
@@ -55,6 +57,7 @@ def reliability_diagram(calibration: Calibration, path: Path) -> Path:
         if column == 0:
             top.set_ylabel("share accepted", fontsize=9)
             bottom.set_ylabel("scores", fontsize=9)
+
     return save(figure, path)
 
 
@@ -108,12 +111,14 @@ def _reliability(
                 scores, shares, yerr=scatter, fmt="none", ecolor=shade, elinewidth=0.9, alpha=0.55
             )
         axes.plot(scores, shares, color=shade, marker="o", markersize=size, linewidth=1.6)
+
     axes.set_title(name, loc="left", fontsize=10, fontweight="bold", color=INK, pad=5)
     told = (
         (0.97, f"before: ECE {before.ece:.3f}", BEFORE_INK, "normal"),
         (0.89, f"after: ECE {after.ece:.3f}", AFTER_COLOUR, "bold"),
         (0.81, f"noise alone: {after.ece_floor:.3f}", QUIET_INK, "normal"),
     )
+
     for height, words, shade, weight in told:
         axes.annotate(
             words,
@@ -124,6 +129,7 @@ def _reliability(
             fontweight=weight,
             color=shade,
         )
+
     axes.set_ylim(0, limit)
     axes.set_yticks([0, limit / 2, limit], [f"{tick:g}" for tick in (0, limit / 2, limit)])
     axes.set_box_aspect(1)
@@ -143,6 +149,7 @@ def _histogram(
         color=BEFORE_COLOUR,
         linewidth=1.4,
     )
+
     axes.set_ylim(bottom=0)
     axes.set_box_aspect(BOX_ASPECT)
     axes.set_xlabel("survival score", fontsize=9)

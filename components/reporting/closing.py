@@ -41,12 +41,14 @@ def closing_lines(report: LifecycleReport, *, folder: Path | None = None) -> lis
             continue
         name = f"{run.name}: " if isinstance(run, TargetChangeReport) else ""
         lines += [name + line for line in _what_happened(run)]
+
     if not lines:
         return []
     lines.append(f"what serves now: {report.serving or 'not known; see the report'}")
     page = folder / "plots" / "gate.html" if folder is not None else None
     if page is not None and page.is_file():
         lines.append(f"the gate's page, with every figure: {page}")
+
     return [*lines, *(f"what to do: {advice}" for advice in _advice(report))]
 
 
@@ -147,6 +149,7 @@ def _advice_on(rules: Sequence[RuleResult]) -> list[str]:
                 f"'{rule.rule}' is not a matter of more training: the gate's page shows where "
                 "it fails"
             )
+
     return told
 
 

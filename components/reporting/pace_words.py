@@ -29,17 +29,20 @@ def plan_lines(plan: PacePlan) -> list[str]:
         + ", ".join(f"{name} {_minutes(seconds)}" for name, seconds in plan.stages.items())
         + ")"
     ]
+
     if plan.given_up:
         lines.append(
             f"pace: the whole recipe would take {_minutes(plan.full_s)}; less than it asks for: "
             + "; ".join(plan.given_up)
         )
+
     if not plan.fits:
         lines.append(
             f"pace: even the least that the recipe allows takes about {_minutes(plan.expected_s)},"
             f" {_minutes(plan.expected_s - plan.available_s)} more than there are left; it is "
             "run all the same"
         )
+
     return lines
 
 
@@ -65,6 +68,7 @@ def plan_rows(plan: PacePlan) -> tuple[tuple[str, str, str], list[tuple[str, str
         ("least canary step", f"{full.canary_step_s:g} s", f"{chosen.canary_step_s:g} s"),
         ("expected from the probe on", _minutes(plan.full_s), _minutes(plan.expected_s)),
     ]
+
     return ("amount", "recipe", "this run"), rows
 
 

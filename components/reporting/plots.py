@@ -40,20 +40,24 @@ def plot_report(report: LifecycleReport, directory: Path) -> dict[str, Path]:
             total_s=report.total_s,
             outside_share=report.orchestration_share,
         )
+
     if report.training_curve:
         plots["training_curve"] = training_curve(
             report.training_curve, folder / "training_curve.png"
         )
+
     if report.calibration is not None:
         plots["reliability"] = reliability_diagram(report.calibration, folder / "reliability.png")
     if report.acceptance is not None:
         plots |= plot_acceptance(report.acceptance, folder, decision=report.gate)
+
     if report.canary is not None and report.canary.steps:
         plots["canary_weights"] = canary_weights(report.canary, folder / "canary_weights.png")
     if any(change.old_drafter or change.new_drafter for change in report.target_changes):
         plots["target_changes"] = target_changes(
             report.target_changes, folder / "target_changes.png"
         )
+
     return plots
 
 
@@ -68,6 +72,7 @@ def stage_times(
         subtitle=f"{_duration(total_s)} in all, {outside_share:.1%} of it outside the stages",
         size=(8.0, 1.4 + 0.42 * len(ordered)),
     )
+
     for row, stage in enumerate(ordered):
         start = (stage.started_at - origin).total_seconds() / 60
         width = stage.duration_s / 60
@@ -84,12 +89,14 @@ def stage_times(
             fontsize=8,
             color=INK,
         )
+
     axes.set_yticks(range(len(ordered)), [stage.stage for stage in ordered])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color="#e3e6ea", linewidth=0.8)
     axes.set_xlim(0, axes.get_xlim()[1] * 1.2)
     axes.set_xlabel("minutes since the start")
+
     return save(figure, path)
 
 
@@ -101,11 +108,13 @@ def training_curve(curve: tuple[ReportedPoint, ...], path: Path) -> Path:
     )
     steps = [point.step for point in curve]
     losses = [point.loss for point in curve]
+
     if len(losses) >= 20:
         left.plot(steps, losses, color="#c9ced6", linewidth=1)
         left.plot(steps, _smoothed(losses), color=OTHER_COLOUR, linewidth=2.2)
     else:
         left.plot(steps, losses, color=OTHER_COLOUR, linewidth=2.2, marker="o", markersize=4)
+
     left.set_xlabel("optimiser step")
     left.set_ylabel("loss", color=OTHER_COLOUR)
     left.set_ylim(bottom=0)
@@ -114,6 +123,7 @@ def training_curve(curve: tuple[ReportedPoint, ...], path: Path) -> Path:
         for point in curve
         if point.acceptance_length is not None
     ]
+
     if measured:
         right = left.twinx()
         right.spines["top"].set_visible(False)
@@ -135,6 +145,7 @@ def training_curve(curve: tuple[ReportedPoint, ...], path: Path) -> Path:
             ha="center",
             fontsize=9,
         )
+
     return save(figure, path)
 
 
@@ -149,6 +160,7 @@ def canary_weights(canary: CanaryReport, path: Path) -> Path:
         f"Canary against {canary.baseline.replace('_', ' ')}: {verdict}", subtitle=canary.reason
     )
     origin = canary.steps[0].started_at
+
     end = 0.0
     for step in canary.steps:
         start = (step.started_at - origin).total_seconds()
@@ -177,6 +189,7 @@ def canary_weights(canary: CanaryReport, path: Path) -> Path:
             fontsize=8,
             color=INK,
         )
+
     if not canary.promoted:
         axes.plot([end, end], [canary.steps[-1].weight_percent, 0], color=BAD, linewidth=2.6)
     axes.set_xlim(0, end * 1.02)
@@ -184,6 +197,7 @@ def canary_weights(canary: CanaryReport, path: Path) -> Path:
     axes.set_yticks([0, 25, 50, 75, 100])
     axes.set_xlabel("seconds since the canary began")
     axes.set_ylabel("% of requests to the candidate")
+
     return save(figure, path)
 
 
@@ -252,6 +266,7 @@ def _change_bars(
             fontweight="bold",
             color="white",
         )
+
     axes.set_xticks(range(len(arms)), [name for name, _, _ in arms])
     axes.margins(y=0.12)
 

@@ -77,11 +77,13 @@ def render_terminal(report: LifecycleReport, *, width: int = 118, colour: bool =
         no_color=not colour,
         color_system="standard" if colour else None,
     )
+
     for table in tables(report):
         console.print(_rich_table(table))
         if table.note:
             console.print(Text(table.note, style="dim"))
         console.print()
+
     console.print(Text(headline(report), style="bold"))
     output = console.file
     assert isinstance(output, io.StringIO)
@@ -105,9 +107,11 @@ def _rich_table(table: Table) -> RichTable:
         header_style="bold",
         box=box.SIMPLE_HEAD,
     )
+
     for index, name in enumerate(table.columns):
         is_text = index == 0 or name in table.text_columns
         drawn.add_column(name, justify="left" if is_text else "right", overflow="fold")
+
     for row in table.rows:
         drawn.add_row(*(Text(cell, style=verdict_style(cell) or "") for cell in row))
     return drawn

@@ -103,6 +103,7 @@ class _Document:
             for name in _models_in(value):
                 if name not in self._paths:
                     self._paths[name] = inner[name] = f"{path}.{key}" if path else key
+
         required = schema.get("required", ())
         yield f"{'#' * level} {heading}\n"
         yield f"{schema['description']}\n"
@@ -110,6 +111,7 @@ class _Document:
         yield _line(["---"] * len(COLUMNS))
         for key, value in properties.items():
             yield _line(self._row(key, value, is_required=key in required))
+
         yield ""
         for name, inner_path in inner.items():
             yield from self.sections(
@@ -143,6 +145,7 @@ class _Document:
             return f"list of {number}{self._types(items)}"
         if schema["type"] == "object":
             return f"mapping to {self._types(schema['additionalProperties'])}"
+
         return TYPES[schema["type"]]
 
     def _types(self, schema: Schema) -> str:
@@ -210,12 +213,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare it, and write nothing")
     options = parser.parse_args(arguments)
     text = settings_document()
+
     if not options.check:
         DOCUMENT.write_text(text)
     elif not DOCUMENT.is_file() or DOCUMENT.read_text() != text:
         raise ConfigError(
             "docs/settings.md is not what components/settings says", fix="Run: make docs-settings"
         )
+
     return 0
 
 

@@ -55,6 +55,7 @@ def show(path: Path, *, width: int, colour: bool, followed: int = 0) -> int:
     code = exit_code(report)
     if (short := training_line(report)) is not None:
         print(short)
+
     closing = closing_lines(report, folder=path.parent.parent)
     if followed and not code:
         closing = [
@@ -62,6 +63,7 @@ def show(path: Path, *, width: int, colour: bool, followed: int = 0) -> int:
             "the run failed after it had written its report: see its last lines above",
         ]
         code = FAILED
+
     for line in (*([f"report: {path}"] if closing else []), *closing):
         print(line)
     if not closing:
@@ -79,6 +81,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--followed", type=int, default=0, help="exit code of what followed the run"
     )
+
     options = parser.parse_args(arguments)
     try:
         path = newest_report(options.state_dir, run=options.run)
@@ -95,6 +98,7 @@ def main(arguments: list[str]) -> int:
         )
         print("what to do: mend that, and run the command again: what was curated is kept.")
         return FAILED
+
     width = shutil.get_terminal_size(fallback=(118, 24)).columns
     return show(path, width=max(width, 80), colour=sys.stdout.isatty(), followed=options.followed)
 

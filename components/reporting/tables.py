@@ -52,14 +52,17 @@ def tables(report: LifecycleReport) -> Iterator[Table]:
         yield from _by_position(report.acceptance)
         yield from _speed(report.acceptance)
         yield from _draft_lengths(report.acceptance)
+
     if report.gate is not None:
         yield _gate(report.gate)
     if report.canary is not None:
         yield _canary(report.canary)
+
     if report.pace is not None:
         yield _pace(report.pace)
     if report.stages:
         yield _stages(report.stages, report.total_s, report.orchestration_share)
+
     yield from _data(report)
     yield from _training(report)
     yield from _changes(report.target_changes)
@@ -91,28 +94,34 @@ def _summary(report: LifecycleReport) -> Table:
             f"{report.target.quantization}",
         )
     ]
+
     if report.change is not None:
         changed = ", ".join(report.change.kinds) or "nothing"
         rows += [("changed since the champion" if report.change.old else "changed", changed)]
         rows += [("why", report.policy_reason or report.change.reason)]
+
     if report.acceptance is not None:
         rows += [
             (f"acceptance length, {label(arm.arm)}", _value_in(arm))
             for arm in _drafting(report.acceptance)
         ]
+
     if report.gate is not None:
         rows += [("gate", str(report.gate.verdict))]
         rows += [("draft tokens by load", schedule_text(report.gate.speculative_schedule))]
+
     if report.release is not None:
         rows += [("release", f"{report.release.model_name} version {report.release.version}")]
     if report.serving is not None:
         rows += [("serves now", report.serving)]
+
     rows += [
         ("total time", duration(report.total_s)),
         ("orchestration", f"{report.orchestration_share:.1%} of it"),
     ]
     if report.peak_memory_mib is not None:
         rows += [("peak memory", f"{report.peak_memory_mib / 1024:.1f} GiB")]
+
     rows += list(report.urls.items())
     return Table("Summary", ("", "value"), tuple(rows), text_columns=("value",))
 
@@ -133,6 +142,7 @@ def _by_slice(report: AcceptanceReport) -> Table:
         )
         for name in slices
     ]
+
     rows.append(("all", str(len(first.prompts)), *(_value_in(arm) for arm in arms)))
     rows.append(("draft coverage", "", *(f"{arm.draft_coverage:.1%}" for arm in arms)))
     note = (
@@ -141,6 +151,7 @@ def _by_slice(report: AcceptanceReport) -> Table:
     note += _equal_outputs(report)
     if report.excluded:
         note += f" Left out because too long: {len(report.excluded)}."
+
     columns = ("slice", "prompts", *(label(arm.arm) for arm in arms))
     return Table(
         "Served acceptance length", columns, tuple(rows), note=note, plots=("acceptance_by_slice",)
@@ -166,6 +177,7 @@ def _by_position(report: AcceptanceReport) -> Iterator[Table]:
     arms = _drafting(report)
     if not arms:
         return
+
     num_positions = max(len(arm.acceptance_by_position) for arm in arms)
     rows = [
         (label(arm.arm), *(f"{value:.3f}" for value in arm.acceptance_by_position), *[""] * missing)
@@ -185,15 +197,18 @@ def _speed(report: AcceptanceReport) -> Iterator[Table]:
     arms = [arm for arm in ordered_arms(report) if arm.speed]
     if not arms:
         return
+
     points = {(arm.arm, point.requests_in_flight): point for arm in arms for point in arm.speed}
     levels = sorted({level for _, level in points})
     ratios = speedup(report)
     rates, waits = [], []
+
     for level in levels:
         cells = [points.get((arm.arm, level)) for arm in arms]
         told = [f"{cell.output_tokens_per_s:.0f}" if cell else "-" for cell in cells]
         rates.append((str(level), *told, f"{ratios[level]:.2f}x" if level in ratios else "-"))
         waits.append((str(level), *(_latency(cell) for cell in cells)))
+
     names = [label(arm.arm) for arm in arms]
     yield Table(
         "Output tokens per second by requests in flight",
@@ -261,12 +276,14 @@ def _canary(canary: CanaryReport) -> Table:
         )
         for step in canary.steps
     )
+
     ended = (
         "promoted"
         if canary.promoted
         else f"rolled back to {(canary.rolled_back_to or '-').replace('_', ' ')}"
     )
     columns = ("weight", "time", "requests", "errors", "AL", "p50 s", "p95 s", "judge", "reason")
+
     return Table(
         f"Canary: {ended}",
         columns,
@@ -290,6 +307,7 @@ def _stages(stages: tuple[StageTiming, ...], total_s: float, outside_share: floa
         )
         for stage in stages
     ]
+
     rows.append(("total", duration(total_s), "", "", ""))
     note = f"Outside the stages: {outside_share:.1%} of the total. Stages may overlap."
     return Table(
@@ -341,6 +359,7 @@ def _training(report: LifecycleReport) -> Iterator[Table]:
         best = report.checkpoint
         rows += [("checkpoint", f"{best.algorithm}, step {best.step}, digest {best.digest[:16]}")]
         rows += [("tokens trained on", f"{best.num_trained_tokens:,}")]
+
     if report.training_ended is not None:
         rows += [("training", report.training_ended)]
     if report.checkpoint is not None:
@@ -350,11 +369,13 @@ def _training(report: LifecycleReport) -> Iterator[Table]:
                 _number(report.checkpoint.expected_acceptance_length),
             )
         ]
+
     if report.training_curve:
         first, last = report.training_curve[0], report.training_curve[-1]
         rows += [
             ("loss", f"{first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step}")
         ]
+
     if report.stream is not None:
         stream = report.stream
         rows += [
@@ -374,6 +395,7 @@ def _training(report: LifecycleReport) -> Iterator[Table]:
             ("engine without a request", f"{stream.engine_idle_share:.1%} of that time"),
             ("retried, quarantined", f"{stream.num_retried}, {stream.num_quarantined}"),
         ]
+
     if rows:
         yield Table(
             "Training",
@@ -382,6 +404,7 @@ def _training(report: LifecycleReport) -> Iterator[Table]:
             text_columns=("value",),
             plots=("training_curve",),
         )
+
     if report.calibration is not None:
         yield _calibration(report.calibration)
 
@@ -401,6 +424,7 @@ def _calibration(calibration: Calibration) -> Table:
         )
         for k, (before, after) in enumerate(pairs, 1)
     ]
+
     rows = tuple(
         (
             name,
@@ -416,6 +440,7 @@ def _calibration(calibration: Calibration) -> Table:
         )
         for name, before, after, temperature, bias in named
     )
+
     folds = calibration.num_folds
     told = (
         f"each scored by a fit on other conversations ({folds} folds)"
@@ -427,6 +452,7 @@ def _calibration(calibration: Calibration) -> Table:
         f"conversations, {told}. Event:"
         f" {calibration.event}. Noise alone is the ECE to expect of right scores on as many blocks."
     )
+
     columns = (
         "survival of",
         "temperature",
@@ -439,6 +465,7 @@ def _calibration(calibration: Calibration) -> Table:
         "AUC",
         "after",
     )
+
     return Table("Confidence head", columns, rows, note=note, plots=("reliability",))
 
 

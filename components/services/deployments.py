@@ -79,6 +79,7 @@ def main() -> None:
         "--type",
         "process",
     ]
+
     os.chdir(REPO_DIR)
     os.execv(sys.executable, [*worker, "--name", "local"])
 

@@ -29,6 +29,7 @@ def bring_down() -> int:
                 got=", ".join(f"pid {process.pid}" for process in left),
             )
         path.unlink()
+
     print(
         "services are down" + (f" ({num_killed} processes had to be killed)" if num_killed else "")
     )

@@ -77,10 +77,12 @@ class PrefectApi:
         # The server checks types only; an unknown name would crash the run after it has been
         # started.
         known = found["parameter_openapi_schema"].get("properties", {})
+
         if unknown := sorted(parameters.keys() - known.keys()):
             raise ConfigError(
                 f"{deployment} has no such parameter", got=unknown[0], expected=", ".join(known)
             )
+
         body = {
             "parameters": {**found["parameters"], **parameters},
             "state": {"type": "SCHEDULED"},
@@ -89,6 +91,7 @@ class PrefectApi:
         }
         if name is not None:
             body["name"] = name
+
         run: dict[str, Any] = self._call(
             "POST", f"/deployments/{found['id']}/create_flow_run", body=body
         )
@@ -129,6 +132,7 @@ class PrefectApi:
         wanted: dict[str, Any] = {"flow_run_id": {"any_": run_ids}}
         if after is not None:
             wanted["timestamp"] = {"after_": after}
+
         records: list[dict[str, Any]] = []
         while True:
             body = {
@@ -157,6 +161,7 @@ class PrefectApi:
             if response is not None:
                 break
             time.sleep(RETRY_EVERY_S)
+
         if response.status_code == httpx.codes.NOT_FOUND and missing is not None:
             raise ServiceError(missing, fix="prefect deployment ls shows the known ones.")
         if not response.is_success:
@@ -164,6 +169,7 @@ class PrefectApi:
                 "the Prefect server refused a call",
                 got=f"{response.status_code} for {path}: {response.text[:300]}",
             )
+
         return response.json()
 
     def _request(
@@ -337,6 +343,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--timeout-s", type=float, help="the run is cancelled after that long; none: never"
     )
+
     options = parser.parse_args(arguments)
     ended = run_to_end(
         options.deployment,
@@ -344,6 +351,7 @@ def main(arguments: list[str] | None = None) -> int:
         name=options.run_name,
         timeout_s=options.timeout_s,
     )
+
     return 0 if ended["state"] == COMPLETED else 1
 
 

@@ -78,5 +78,6 @@ def _deployments(endpoints: Endpoints, prefect_file: Path) -> str | None:
         )
     except httpx.HTTPError as error:
         return f"no answer ({type(error).__name__})"
+
     online = workers.is_success and any(worker["status"] == "ONLINE" for worker in workers.json())
     return None if online else "no worker is online"

@@ -41,10 +41,12 @@ def resolve_ports(settings: ServicesSettings) -> ServicesSettings:
                 fix=f"End that process, or set {name} in configs/services.yaml (0 takes a "
                 "free port).",
             )
+
     taken = set(fixed.values())
     chosen = dict(fixed)
     for name in PORT_FIELDS:
         if name not in chosen:
             chosen[name] = free_port(host=settings.host, taken=frozenset(taken))
             taken.add(chosen[name])
+
     return settings.model_copy(update=chosen)

@@ -76,6 +76,7 @@ def prepare_folders(settings: ServicesSettings, *, state_dir: Path) -> None:
             expected=f"at most {MAX_SOCKET_PATH_LENGTH} bytes",
             fix=f"Set {STATE_DIR_VARIABLE} to a shorter path.",
         )
+
     for name in ("run", "logs", "prefect", "mlflow/artifacts"):
         (state_dir / name).mkdir(parents=True, exist_ok=True)
     write_atomic(

@@ -29,12 +29,14 @@ def main(arguments: list[str]) -> None:
         raise ConfigError(
             "no such service", got=" ".join(arguments) or None, expected=" | ".join(commands)
         )
+
     state_dir = resolve_state_dir()
     state = read_state(state_dir)
     if state is None:
         raise ServiceError(
             "services are not prepared", fix="Run python -m components.services.prepare first."
         )
+
     environment = service_environment(state.settings, state_dir=state_dir, run_id=state.run_id)
     os.chdir(REPO_DIR)
     os.execve("/bin/sh", ["/bin/sh", "-c", commands[arguments[0]]], environment)

@@ -58,6 +58,7 @@ def start_services(settings: ServicesSettings, *, state_dir: Path) -> ServicesSt
     run_id = uuid.uuid4().hex
     environment = service_environment(settings, state_dir=state_dir, run_id=run_id)
     process = _spawn_supervisor(environment, state_dir=state_dir)
+
     supervisor = ProcessIdentity.of(process.pid)
     try:
         state = write_state(settings, state_dir=state_dir, run_id=run_id, supervisor=supervisor)
@@ -67,6 +68,7 @@ def start_services(settings: ServicesSettings, *, state_dir: Path) -> ServicesSt
         process.wait()
         (state_dir / STATE_FILE).unlink(missing_ok=True)
         raise
+
     return state
 
 
@@ -178,6 +180,7 @@ def bring_up() -> Endpoints:
             print(f"starting services (logs in {state_dir / 'logs'})", flush=True)
             state = start_services(load_settings(), state_dir=state_dir)
             print(f"services are up after {time.monotonic() - started_s:.0f} s")
+
     print(describe(state.endpoints))
     return state.endpoints
 

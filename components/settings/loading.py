@@ -38,6 +38,7 @@ def load_recipe(name_or_path: str | Path, *, size: str | None = None) -> Recipe:
                 expected=", ".join(sizes) or "none defined",
             )
         raw = _merge(raw, sizes[size])
+
     # A mistyped key in an unused overlay is an error today, not on the night it is used.
     for overlay in sizes:
         validate(Recipe, _on_preset(_merge(raw, sizes[overlay])), f"{path.name} (size {overlay})")
@@ -86,14 +87,17 @@ def _on_preset(raw: dict[str, Any]) -> dict[str, Any]:
     name = training.get("preset") if isinstance(training, dict) else None
     if name is None:
         return raw
+
     known = sorted(path.stem for path in PRESETS_DIR.glob("*.yaml"))
     if name not in known:
         raise ConfigError("no such training.preset", got=name, expected=", ".join(known))
+
     preset = _read_yaml(PRESETS_DIR / f"{name}.yaml")
     if set(preset) - {"drafter", "training"}:
         raise ConfigError(
             f"presets/{name}.yaml", got=", ".join(preset), expected="drafter and training"
         )
+
     return _merge(preset, raw)
 
 

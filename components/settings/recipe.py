@@ -86,6 +86,7 @@ class Recipe(Settings):
                     "place for a"
                     f" question in engine.max_model_len = {self.engine.max_model_len}"
                 )
+
         if (
             self.gate.min_speedup is not None
             and self.gate.serving_requests_in_flight not in self.evaluation.speed_requests_in_flight
@@ -101,4 +102,5 @@ class Recipe(Settings):
             raise ValueError(
                 "drafter.start_layers must name one target layer per draft layer (num_layers)"
             )
+
         return self

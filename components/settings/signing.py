@@ -33,6 +33,7 @@ def signing_key() -> bytes | None:
             raise ConfigError(
                 f"the signing key in {KEY_FILE_VARIABLE} cannot be read", got=error
             ) from None
+
     if value is None:
         return None
     key = value.strip().encode()
@@ -43,4 +44,5 @@ def signing_key() -> bytes | None:
             expected=f"at least {MIN_KEY_BYTES}",
             fix="Make one with: openssl rand -hex 32",
         )
+
     return key

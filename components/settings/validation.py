@@ -68,6 +68,7 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
             )
         else:
             lines.append(f"{location}: {item['msg']}")
+
     return "; ".join(lines)
 
 

@@ -151,6 +151,7 @@ def _publish(run: Run, canary: CanaryReport) -> None:
         )
         for step in canary.steps
     ]
+
     table = markdown_table(
         ("weight", "candidate", "baseline", "acceptance length", "healthy", "why"), rows
     )
@@ -160,5 +161,6 @@ def _publish(run: Run, canary: CanaryReport) -> None:
         f"## Canary: **{verdict}**\n\n{canary.reason}\n\n{table}",
         description="Canary steps",
     )
+
     png = canary_weights(canary, run.run_dir / "plots" / "canary.png")
     run.reporter.image("canary", png, description="Canary weights")

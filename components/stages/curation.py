@@ -30,6 +30,7 @@ def write_prompts(run: Run, target: TargetRef) -> CurationSettings:
     engine = plain_engine(run, target)
     if not any(source.kind == "target" for source in settings.sources):
         return settings  # the engine starts while conversations are collected
+
     with run.stage("engine start"):
         engine.wait_ready(progress=run.reporter.progress("engine start"))
     with run.stage("write prompts"):
@@ -64,6 +65,7 @@ def regenerate_answers(run: Run, target: TargetRef, collected: Collected) -> Reg
     engine = plain_engine(run, target)
     with run.stage("engine start"):
         engine.wait_ready(progress=run.reporter.progress("engine start"))
+
     with run.stage("regenerate") as clock:
         answers = regenerate(
             collected.conversations,
@@ -76,6 +78,7 @@ def regenerate_answers(run: Run, target: TargetRef, collected: Collected) -> Reg
             progress=run.reporter.progress("regenerate"),
         )
         clock.num_tokens = answers.num_tokens
+
     return answers
 
 
@@ -101,6 +104,7 @@ def render_and_validate(
             apply=apply,
         )
         clock.num_tokens = sum(finished.dataset.num_tokens.values())
+
     shutil.rmtree(run.run_dir / "curation", ignore_errors=True)  # the rows are in the dataset now
     run.remember("dataset", finished.dataset)
     _publish(run, finished, collected, answers)
@@ -126,6 +130,7 @@ def _publish(run: Run, finished: Finished, collected: Collected, answers: Regene
         for source, reasons in quarantine.by_source().items()
         for reason, count in reasons.items()
     ]
+
     warnings = "".join(f"\n- warning: {finding}" for finding in finished.warnings)
     run.reporter.markdown(
         "dataset",
@@ -136,4 +141,5 @@ def _publish(run: Run, finished: Finished, collected: Collected, answers: Regene
         f"Data Docs: `{dataset.docs_path}`\n{warnings}",
         description="Curation funnel and size",
     )
+
     run.reporter.image("dataset-funnel", finished.funnel_plot, description="Curation funnel")

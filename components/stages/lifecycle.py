@@ -104,6 +104,7 @@ def decide_action(
         evaluation.max_tokens,
     )
     before = released.arms[Arm.CANDIDATE].prompts if is_comparable else ()
+
     old, new, num_prompts = paired_acceptance_lengths(before, measured.prompts)
     policy = policy_after_measurement(
         old_acceptance_length=old,
@@ -111,6 +112,7 @@ def decide_action(
         num_prompts=num_prompts,
         settings=run.recipe.watch,
     )
+
     entry = {
         "at": now_utc().isoformat(),
         "model_name": champion.model_name,
@@ -118,6 +120,7 @@ def decide_action(
         "change": change.model_dump(mode="json"),
         "policy": policy.model_dump(mode="json"),
     }
+
     append_line(
         run.state_dir / "decisions.jsonl", json.dumps({**entry, "digest": digest_json(entry)})
     )
@@ -156,6 +159,7 @@ def _build(run: Run, story: Story) -> LifecycleReport:
     training = story.training
     gate = story.gate
     serving = _serving(run, story)
+
     return LifecycleReport(
         recipe=run.recipe.name,
         size=run.size,

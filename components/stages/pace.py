@@ -36,9 +36,11 @@ def choose_amounts(run: Run, target: TargetRef) -> PacePlan | None:
     pace = run.full_recipe.pace
     if pace is None or run.plans:
         return run.plan
+
     engine = plain_engine(run, target)
     with run.stage("engine start"):
         engine.wait_ready(progress=run.reporter.progress("engine start"))
+
     with run.stage("probe"):
         probe = _probe(run, target, engine, pace)
     run.reporter.info(probe_line(probe))
@@ -46,6 +48,7 @@ def choose_amounts(run: Run, target: TargetRef) -> PacePlan | None:
     run.plans.append(plan)
     plan.write(run.run_dir / "pace_plan.json")
     tell = run.reporter.info if plan.fits else run.reporter.warning
+
     for line in plan_lines(plan):
         tell(line)
     columns, rows = plan_rows(plan)
@@ -53,6 +56,7 @@ def choose_amounts(run: Run, target: TargetRef) -> PacePlan | None:
         [f"### {probe_line(probe)}", *plan_lines(plan), markdown_table(columns, rows)]
     )
     run.reporter.markdown("pace", words, description="What this run does on this machine")
+
     return plan
 
 
@@ -65,6 +69,7 @@ def _probe(run: Run, target: TargetRef, engine: Engine, pace: PaceSettings) -> M
         vocab_size=int(config["vocab_size"]),
         timeout_s=run.full_recipe.engine.request_timeout_s,
     )
+
     answering.warm_up()
     engine_up_s = time.monotonic() - engine.started_at
     curation = run.full_recipe.curation
@@ -72,6 +77,7 @@ def _probe(run: Run, target: TargetRef, engine: Engine, pace: PaceSettings) -> M
     high = min(curation.requests_in_flight, run.full_recipe.engine.max_num_seqs)
     rates = {high: _rate_of_written_prompts(run, target, engine, answering, pace)}
     rates[high] = rates[high] or answering.answer_rate(high, seconds=pace.probe_s)
+
     if low != high:
         rates[low] = answering.answer_rate(low, seconds=LOW_LOAD_SHARE * pace.probe_s)
     reading = answering.reading_rate()
@@ -99,6 +105,7 @@ def _rate_of_written_prompts(
         < 2 * settings.requests_in_flight
     ):
         return None
+
     report = run.reporter.progress("probe")
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts") as pool:
         writing = pool.submit(
@@ -114,6 +121,7 @@ def _rate_of_written_prompts(
         # The second half may be of ever fewer requests.
         rate = probe.watch(seconds=pace.probe_s / 2)
         writing.result()
+
     return rate
 
 
@@ -127,6 +135,7 @@ def _step_times(run: Run, target: TargetRef, pace: PaceSettings) -> StepTimes:
         num_steps=pace.probe_steps,
         output_dir=str(run.run_dir / "probe"),
     )
+
     return run_step_probe(
         job,
         on_line=run.reporter.child("probe"),

@@ -135,6 +135,7 @@ def _read(name: str, settings: SliceSettings, state: tuple[object, ...]) -> OwnS
     found: dict[str, Prompt] = {}
     set_aside: Counter[str] = Counter()
     num_rows = 0
+
     for _, row in islice(rows_in_order(source), settings.max_rows):
         num_rows += 1
         try:
@@ -145,11 +146,13 @@ def _read(name: str, settings: SliceSettings, state: tuple[object, ...]) -> OwnS
         if prompt.prompt_id in found:
             set_aside[REPEATED] += 1
         found[prompt.prompt_id] = prompt
+
     if set_aside:
         _LOG.warning(
             "slice %s: %d of %d rows set aside: %s",
             name, set_aside.total(), num_rows, _counts(set_aside),
         )  # fmt: skip
+
     return OwnSlice(tuple(ordered(found.values())), num_rows, dict(set_aside))
 
 

@@ -71,11 +71,13 @@ def find_release(run: Run, version: int | None, champion: Release | None) -> Rel
             fix=f"Run gate-drafter/{run.recipe.name}: a drafter that passes becomes the "
             "challenger.",
         )
+
     local = download_checkpoint(
         registry, release, run.state_dir / "releases" / release.checkpoint.digest[:16]
     )
     found = release.model_copy(update={"checkpoint": local})
     _check(run, registry, found, champion)
+
     return found
 
 
@@ -165,6 +167,7 @@ def register_if_passed(
             run_id=mlflow_run_id,
             extra_artifacts=(*shown, run.run_dir / PLAIN_ANSWERS),
         )
+
     run.reporter.info("registered %s version %d as challenger", release.model_name, release.version)
     return release
 
@@ -203,6 +206,7 @@ def _open_run(run: Run, registry: Registry, target: TargetRef, dataset: DatasetR
             "size": run.size or "default",
         },
     )
+
     if dataset is not None:
         registry.log_dataset(run_id, dataset)
     return run_id

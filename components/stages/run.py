@@ -148,6 +148,7 @@ class Run:
                 fix="Run the deployment "
                 f"{makers.get(what, 'drafter-lifecycle')}/{self.recipe.name} first.",
             )
+
         return kind.read(path)
 
     def _latest_path(self, what: str) -> Path:

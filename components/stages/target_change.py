@@ -88,6 +88,7 @@ def change_report(
         old = ArmFigures(
             acceptance_length=done.remeasured_acceptance_length, output_tokens_per_s=speed
         )
+
     started_at = done.stages[0].started_at
     run.timings.extend(done.stages)
     return TargetChangeReport(
@@ -129,6 +130,7 @@ def second_act_report(
             f"{change.name}: {change.action}, {change.outcome}" for change in changes
         ),
     )
+
     files = write_report(report, run.run_dir / "report")
     run.remember("second-act", report)
     run.reporter.markdown(
@@ -136,5 +138,6 @@ def second_act_report(
     )
     for name, png in files.plots.items():
         run.reporter.image(f"target changes {name}", png, description=name.replace("_", " "))
+
     run.reporter.info("%s; report: %s", report.outcome, files.json)
     return report

@@ -47,6 +47,7 @@ def find_target(run: Run, which: str, *, publish: bool = True) -> TargetRef:
     # A lifecycle names the target to its subflows by its folder: fingerprinted already.
     if which not in (PUBLISHED, SOURCE):
         return _reference(run, Path(which), source=which)
+
     with run.stage("find target"):
         if which == PUBLISHED and watched is not None and watched.exists():
             return _reference(run, read_published(watched), source=f"published at {watched.name}")

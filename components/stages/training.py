@@ -87,6 +87,7 @@ def train_on_stream(
                 run.engines.stop(extraction_key(target, stream_run_id))
             sweep_run(run.endpoints.store, stream_run_id)
         clock.num_tokens = result.stream.num_tokens
+
     tell = run.reporter.warning if result.stopped_by == "time" else run.reporter.info
     tell("training %s", result.ended)
     run.remember("training", result)
@@ -96,6 +97,7 @@ def train_on_stream(
             "confidence head reliability", png, description="Calibration of the confidence head"
         )
         registry_of(run).log_artifact(mlflow_run_id, png, folder="training")
+
     return result
 
 
@@ -105,6 +107,7 @@ def _within_pace(run: Run) -> TrainingSettings:
     plan = run.plan
     if plan is None:
         return training
+
     limit_s = round(training_limit(plan, left_s=run.left_s))
     run.reporter.info(
         "pace: training should take %.0f s for %d steps, and ends after %d s in any case",
@@ -112,6 +115,7 @@ def _within_pace(run: Run) -> TrainingSettings:
         plan.training_steps,
         limit_s,
     )
+
     own_s = training.max_trainer_s
     return training.model_copy(
         update={"max_trainer_s": limit_s if own_s is None else min(own_s, limit_s)}

@@ -99,6 +99,7 @@ def _follow(
     threading.Thread(
         target=_read_lines, args=(process, lines), name="child-output", daemon=True
     ).start()
+
     while True:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -112,6 +113,7 @@ def _follow(
         if line is None:
             break
         on_line(line)
+
     try:
         process.wait(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
@@ -142,6 +144,7 @@ def _process_group(
         errors="replace",
         start_new_session=True,
     )
+
     try:
         yield process
     finally:

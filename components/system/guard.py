@@ -48,11 +48,13 @@ def session_members(session_id: int) -> list[int]:
     }
     members = {pid for pid, fields in stats.items() if int(fields[3]) == session_id}
     members.add(session_id)
+
     while True:
         found = {pid for pid, fields in stats.items() if int(fields[1]) in members} - members
         if not found:
             break
         members |= found
+
     return sorted((members & stats.keys()) - {session_id})
 
 

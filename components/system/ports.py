@@ -70,6 +70,7 @@ def port_holder(port: int) -> str:
         connections = psutil.net_connections(kind="tcp")
     except psutil.AccessDenied:
         return "a process of another user"
+
     for connection in connections:
         if (
             connection.status == psutil.CONN_LISTEN
@@ -82,4 +83,5 @@ def port_holder(port: int) -> str:
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
             except psutil.NoSuchProcess:
                 break
+
     return "an unknown process"

@@ -25,4 +25,5 @@ def code_revision() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return metadata.version(PACKAGE)
+
     return described.stdout.strip()

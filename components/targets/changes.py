@@ -57,6 +57,7 @@ def classify_change(old: TargetFingerprint | None, new: TargetFingerprint) -> Ta
             action=ChangeAction.RETRAIN,
             reason="no release yet: train the first drafter",
         )
+
     kinds = _kinds(old, new)
     if ChangeKind.TOKENIZER in kinds:
         action = ChangeAction.RETRAIN
@@ -64,6 +65,7 @@ def classify_change(old: TargetFingerprint | None, new: TargetFingerprint) -> Ta
         action = ChangeAction.NOTHING
     else:
         action = ChangeAction.REMEASURE
+
     return TargetChange(
         old=old, new=new, kinds=kinds, action=action, reason="; ".join(_REASONS[k] for k in kinds)
     )
@@ -91,6 +93,7 @@ def policy_after_measurement(
             raise EvaluationError(
                 "this is not an acceptance length", got=length, expected="a number of at least 1"
             )
+
     share = new_acceptance_length / old_acceptance_length
     threshold = settings.rebind_acceptance_share
     numbers = (
@@ -98,6 +101,7 @@ def policy_after_measurement(
         "over the same"
         f" {num_prompts} prompts: {share:.1%} kept"
     )
+
     holds = share >= threshold and num_prompts >= MIN_PAIRED_PROMPTS
     if num_prompts < MIN_PAIRED_PROMPTS:
         reason = f"{num_prompts} prompts in common, too few to compare the targets, so retrain"
@@ -105,6 +109,7 @@ def policy_after_measurement(
         reason = f"{numbers}, at or above {threshold:.1%}, so re-bind"
     else:
         reason = f"{numbers}, below {threshold:.1%}, so retrain"
+
     return MeasuredPolicy(
         old_acceptance_length=old_acceptance_length,
         new_acceptance_length=new_acceptance_length,

@@ -64,15 +64,18 @@ def convert_gguf(gguf_path: Path, destination: Path, *, progress: Progress | Non
         reader = gguf.GGUFReader(str(gguf_path))
     except (ValueError, OSError) as error:
         raise TargetError(f"{Path(gguf_path).name} cannot be read as GGUF", got=error) from None
+
     metadata = dict(reader.fields)
     tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
     config = _config(metadata, tied=tied)
     tokenizer = _tokenizer(metadata)
     template = _value(metadata, "tokenizer.chat_template", missing_ok=True)
+
     if not template:
         raise TargetError(
             f"{Path(gguf_path).name} has no chat template", fix="Use a chat (instruct) model."
         )
+
     destination.mkdir(parents=True, exist_ok=True)
     save_file(
         _tensors(reader, config, progress),
@@ -82,6 +85,7 @@ def convert_gguf(gguf_path: Path, destination: Path, *, progress: Progress | Non
     _write_json(destination / "config.json", config)
     _write_json(destination / "generation_config.json", _generation_config(config))
     tokenizer.save(str(destination / "tokenizer.json"))
+
     write_atomic(destination / "chat_template.jinja", template)
     _write_json(destination / "tokenizer_config.json", _tokenizer_config(metadata, config))
     return destination
@@ -109,6 +113,7 @@ def _config(metadata: dict[str, Any], *, tied: bool) -> dict[str, Any]:
             "this Llama variant cannot be converted",
             got="experts or rotary scaling in the GGUF file",
         )
+
     num_heads = _value(metadata, "llama.attention.head_count")
     hidden_size = _value(metadata, "llama.embedding_length")
     return {
@@ -171,11 +176,13 @@ def _tensors(
         tensors[name] = weight.to(torch.bfloat16).contiguous()
         if progress and index % 50 == 0:
             progress("convert GGUF tensors", index, len(reader.tensors))
+
     expected = 2 + 9 * config["num_hidden_layers"] + (not config["tie_word_embeddings"])
     if len(tensors) != expected:
         raise TargetError(
             "the GGUF file does not hold every tensor", got=len(tensors), expected=expected
         )
+
     return tensors
 
 
@@ -208,6 +215,7 @@ def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
             got=f"{kind}/{pre}",
             expected=f"gpt2 with one of {', '.join(_SPLIT_PATTERNS)}",
         )
+
     tokens: list[str] = _value(metadata, "tokenizer.ggml.tokens")
     types: list[int] = _value(metadata, "tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ")) for merge in _value(metadata, "tokenizer.ggml.merges")]
@@ -215,6 +223,7 @@ def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
         models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
     )
     tokenizer.pre_tokenizer = _pre_tokenizer(pre or "gpt-2")
+
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens(
         [
@@ -223,6 +232,7 @@ def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
             if kind in (_CONTROL, _USER_DEFINED)
         ]
     )
+
     return tokenizer
 
 
@@ -234,9 +244,11 @@ def _pre_tokenizer(pre: str) -> Any:
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
+
     pattern = _SPLIT_PATTERNS[pre]
     if pattern is None:
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), "isolated"),
@@ -253,6 +265,7 @@ def _tokenizer_config(metadata: dict[str, Any], config: dict[str, Any]) -> dict[
         "pad_token": config["pad_token_id"],
         "unk_token": _value(metadata, "tokenizer.ggml.unknown_token_id", missing_ok=True),
     }
+
     special = {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
     return {
         **special,

@@ -118,11 +118,13 @@ def _trainable(model: Any, num_layers: int | None) -> list[torch.nn.Parameter]:
         raise TargetError(
             "cannot train so many layers", got=num_layers, expected=f"1 to {len(layers)}"
         )
+
     model.requires_grad_(False)
     chosen = [*layers[-num_layers:], model.model.norm]
     parameters = [parameter for module in chosen for parameter in module.parameters()]
     for parameter in parameters:
         parameter.requires_grad_(True)
+
     return parameters
 
 
@@ -141,6 +143,7 @@ def _train(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, num_steps))
     losses: list[float] = []
     is_bf16 = model.device.type != "cpu" or native_dtype("cpu") == "bfloat16"
+
     for step in range(num_steps):
         ids_BT = next(rows).to(model.device)
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=is_bf16):
@@ -159,6 +162,7 @@ def _train(
         losses.append(loss.item())
         if progress:
             progress("steps", step + 1, num_steps)
+
     return losses
 
 

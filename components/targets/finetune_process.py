@@ -41,6 +41,7 @@ def finetune_in_process(
         "learning_rate": learning_rate,
         "texts": list(texts),
     }
+
     with tempfile.TemporaryDirectory() as folder:
         job_path = Path(folder) / "job.json"
         result_path = Path(folder) / RESULT_FILE
@@ -54,6 +55,7 @@ def finetune_in_process(
             error=TargetError,
         )
         losses: list[float] = json.loads(result_path.read_text())
+
     return losses
 
 

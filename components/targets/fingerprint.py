@@ -111,15 +111,18 @@ def describe_quantization(path: Path) -> str:
     config = _quantization_config(Path(path))
     if not config:
         return "none"
+
     method = str(config.get("quant_method") or config.get("quant_algo") or "unknown")
     words = [method]
     if config.get("format"):
         words.append(str(config["format"]))
+
     groups = sorted((config.get("config_groups") or {}).items())
     words += sorted({width for _, group in groups if (width := _group_width(group))})
     bits = config.get("bits") or config.get("w_bit")
     if bits and not groups:
         words.append(f"W{bits}")
+
     return " ".join(words)
 
 
@@ -162,17 +165,20 @@ def _file_digests(file: Path, cache_dir: Path | None) -> list[list[Any]]:
         status.st_mtime_ns,
         status.st_ctime_ns,
     ]
+
     cached = (
         Path(cache_dir) / "fingerprints" / f"{digest_json(identity)}.json" if cache_dir else None
     )
     if cached and cached.is_file():
         tensors: list[list[Any]] = json.loads(cached.read_text())
         return tensors
+
     tensors = [
         [entry.name, entry.dtype, list(entry.shape), digest] for entry, digest in hash_tensors(file)
     ]
     if cached:
         write_atomic(cached, json.dumps(tensors))
+
     return tensors
 
 
@@ -237,10 +243,12 @@ def _tokenizer_model(path: Path) -> Any:
             for name in ("tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt")
         ]
         return {file.name: digest_file(file) for file in files if file.is_file()}
+
     try:
         parsed = json.loads(fast.read_text())
     except ValueError as error:
         raise TargetError(f"{fast} cannot be read", got=error) from None
+
     model = dict(parsed.get("model") or {})
     # Older tokenizers write a merge as "a b", newer ones as ["a", "b"].
     model["merges"] = [
@@ -266,9 +274,11 @@ def _serving(engine: EngineSettings) -> dict[str, Any]:
             keep = argument.partition("=")[0] in _NUMERIC_OPTIONS
         if keep:
             options.append(argument)
+
     serving = {
         "dtype": engine.dtype,
         "kv_cache_dtype": engine.kv_cache_dtype,
         "max_model_len": engine.max_model_len,
     }
+
     return {**serving, "options": options} if options else serving

@@ -35,6 +35,7 @@ def check_target_folder(path: Path) -> None:
     path = Path(path)
     if not path.is_dir():
         raise TargetError("the target folder does not exist", got=path)
+
     read_config(path)
     weight_files(path)
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
@@ -93,6 +94,7 @@ def weight_files(path: Path) -> list[Path]:
                 expected="model.safetensors, or shards with model.safetensors.index.json",
             )
         return files
+
     names = sorted(set(_read_json(index).get("weight_map", {}).values()))
     missing = [name for name in names if not (path / name).is_file()]
     if missing or not names:
@@ -100,6 +102,7 @@ def weight_files(path: Path) -> list[Path]:
             f"{path} lacks weight files its index names",
             got=", ".join(missing[:4]) or "an empty index",
         )
+
     return [path / name for name in names]
 
 
@@ -127,12 +130,14 @@ def read_header(file: Path) -> list[TensorEntry]:
         ]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TargetError(f"{file} is not a safetensors file", got=error) from None
+
     if any(entry.end > size for entry in entries):
         raise TargetError(
             f"{file} is cut short",
             got=f"{size} bytes",
             expected=f"{max(e.end for e in entries)} bytes",
         )
+
     return sorted(entries, key=lambda entry: entry.start)
 
 

@@ -27,6 +27,7 @@ def publish_target(path: Path, *, watched: Path) -> Path:
             got=watched,
             fix="Move it away, or watch another path (watch.path).",
         )
+
     watched.parent.mkdir(parents=True, exist_ok=True)
     temporary = watched.with_name(f".{watched.name}.{os.getpid()}.{secrets.token_hex(4)}")
     temporary.symlink_to(path, target_is_directory=True)
@@ -34,6 +35,7 @@ def publish_target(path: Path, *, watched: Path) -> Path:
         temporary.replace(watched)
     finally:
         temporary.unlink(missing_ok=True)
+
     return watched
 
 

@@ -44,6 +44,7 @@ def quantize_int8_w8a8(
     config = read_config(source)
     _check_supported(config)
     linears = _linear_modules(source)
+
     with staged_folder(destination) as folder:
         copy_side_files(source, folder)
         weight_map: dict[str, str] = {}
@@ -71,6 +72,7 @@ def quantize_int8_w8a8(
             )
         quantized = {**config, "quantization_config": _quantization_config()}
         write_atomic(folder / "config.json", json.dumps(quantized, indent=2, sort_keys=True) + "\n")
+
     return destination
 
 

@@ -63,6 +63,7 @@ def _from_package(
             fix=f"Reinstall {settings.package}=={settings.package_version}, or correct "
             "target.sha256 in the recipe.",
         )
+
     destination = Path(cache_dir) / "targets" / f"{digest}-v{CONVERTER_VERSION}"
     if not destination.is_dir():
         _convert(gguf_path, destination, progress)
@@ -77,6 +78,7 @@ def _package_file(settings: TargetSettings) -> Path:
         raise TargetError(
             "the package that ships the target is not installed", got=settings.package, fix=install
         ) from None
+
     if distribution.version != settings.package_version:
         raise TargetError(
             f"{settings.package} has another version",
@@ -84,11 +86,13 @@ def _package_file(settings: TargetSettings) -> Path:
             expected=settings.package_version,
             fix=install,
         )
+
     path = Path(str(distribution.locate_file(str(settings.package_file))))
     if not path.is_file():
         raise TargetError(
             f"{settings.package} does not hold the file", got=settings.package_file, fix=install
         )
+
     return path
 
 

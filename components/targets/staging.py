@@ -25,6 +25,7 @@ def staged_folder(destination: Path) -> Iterator[Path]:
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name[:40]}."))
     temporary.chmod(0o755)
+
     try:
         yield temporary
         try:

@@ -33,12 +33,14 @@ def load_split(dataset: DatasetRef, split: str) -> Rows:
         raise TrainingError(
             "the dataset's manifest cannot be read", got=f"{folder}: {error}"
         ) from None
+
     if digest != dataset.digest:
         raise TrainingError("the folder holds another dataset", got=digest, expected=dataset.digest)
     files = sorted(folder.glob(f"{split}-*.arrow"))
     tables = [pa.ipc.open_file(pa.memory_map(str(file))).read_all() for file in files]
     if not tables or sum(table.num_rows for table in tables) == 0:
         raise TrainingError(f"the dataset has no {split} rows", got=folder)
+
     return pa.concat_tables(tables)
 
 
@@ -52,6 +54,7 @@ def count_tokens(rows: Rows, *, vocab_size: int) -> tuple[np.ndarray, np.ndarray
         np.zeros(vocab_size, dtype=np.int64),
         np.zeros(vocab_size, dtype=np.int64),
     )
+
     for position in range(rows.num_rows):
         token_ids, loss_mask = _row(rows, position)
         if token_ids.size and (token_ids.min() < 0 or token_ids.max() >= vocab_size):
@@ -60,6 +63,7 @@ def count_tokens(rows: Rows, *, vocab_size: int) -> tuple[np.ndarray, np.ndarray
             )
         supervised_V += np.bincount(token_ids[loss_mask], minlength=vocab_size)
         context_V += np.bincount(token_ids[~loss_mask], minlength=vocab_size)
+
     return supervised_V, context_V
 
 

@@ -91,12 +91,14 @@ def _vocabulary(
     vocab_size = int(read_target_config(Path(job.target.path)).vocab_size)
     if size is None or size >= vocab_size:
         return None, {}
+
     counts = {
         split: [
             torch.from_numpy(counts_V) for counts_V in count_tokens(rows, vocab_size=vocab_size)
         ]
         for split, rows in (("train", train_rows), ("validation", validation_rows))
     }
+
     if job.parent is None:
         vocabulary = build_draft_vocabulary(
             counts["train"][0],
@@ -108,6 +110,7 @@ def _vocabulary(
         vocabulary = from_mappings(parent["d2t"], parent["t2d"])
     else:
         raise CheckpointError("the parent checkpoint has no draft vocabulary", got=job.parent.path)
+
     return vocabulary, {
         split: vocabulary.measure_coverage(supervised_V)
         for split, (supervised_V, _) in counts.items()

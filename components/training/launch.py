@@ -28,6 +28,7 @@ def launch_command(
     if device == "cpu":
         ranks = ["--standalone", "--nproc_per_node", str(settings.num_processes)]
         return [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", MODULE, str(job_path)]
+
     command = [
         sys.executable,
         "-m",
@@ -35,6 +36,7 @@ def launch_command(
         "--num_processes",
         str(settings.num_processes),
     ]
+
     command += [
         "--num_machines",
         "1",
@@ -43,6 +45,7 @@ def launch_command(
         "--mixed_precision",
         settings.mixed_precision,
     ]
+
     if settings.num_processes > 1:
         command.append("--multi_gpu")
     return [*command, "--module", MODULE, str(job_path)]

@@ -48,6 +48,7 @@ def run_job(job: TrainingJob) -> TrainingResult | None:
         )
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
+
     torch.manual_seed(job.training.seed)
     accelerator = Accelerator(mixed_precision=job.training.mixed_precision)
     with ExitStack() as stack:
@@ -58,6 +59,7 @@ def run_job(job: TrainingJob) -> TrainingResult | None:
         result = TrainerProcess(
             job, accelerator=accelerator, ticker=ticker, metrics=metrics
         ).execute()
+
     if result is not None:
         result.write(Path(job.output_dir) / RESULT_FILE)
         length = result.checkpoint.expected_acceptance_length
@@ -66,6 +68,7 @@ def run_job(job: TrainingJob) -> TrainingResult | None:
             f" {result.trainer_s:.0f} s, acceptance {length:.3f}; {result.ended}"
         )
         tell_parent(ChildLine(words))
+
     return result
 
 

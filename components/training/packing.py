@@ -87,6 +87,7 @@ def make_pack(samples: list[Sample]) -> Pack:
         indices=tuple(s.request.index for s in samples),
         sample_ids=tuple(s.request.sample_id for s in samples),
     )
+
     for sample in samples:
         sample.release()
     return pack
@@ -137,11 +138,13 @@ def choose_blocks(
     if num_anchors is not None and len(candidates) > num_anchors:
         chosen = torch.randperm(len(candidates), generator=generator)[:num_anchors]
         candidates = candidates[chosen.to(candidates.device)].sort().values
+
     if len(candidates) == 0:
         return None
     anchors = candidates.tolist()
     spans = []
     first = 0
+
     for start, end in pack.bounds:
         last = first
         while last < len(anchors) and anchors[last] < end:
@@ -149,6 +152,7 @@ def choose_blocks(
         if last > first:
             spans.append((start, end, first, last))
         first = last
+
     return Blocks(anchors_N=candidates, valid_NK=valid_TK[candidates], spans=spans)
 
 

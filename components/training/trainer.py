@@ -84,6 +84,7 @@ class Trainer:
             num_steps=settings.num_steps,
             max_trainer_s=settings.max_trainer_s,
         )
+
         self._generator = torch.Generator().manual_seed(
             settings.seed * 1000 + accelerator.process_index
         )
@@ -91,6 +92,7 @@ class Trainer:
         self._validation = validation
         self._states = states
         self._ticker = ticker
+
         self._metrics = metrics
         self._should_stop = should_stop
         self._has_stalled = False
@@ -133,6 +135,7 @@ class Trainer:
                 expected=self._settings.optimizer,
                 fix="Resume with the training.optimizer it was started with, or start anew.",
             )
+
         self._trainee.load(state["weights"], source="the training state")
         self._trainee.load_optimizer_states(state["optimizers"])
         mine = ranks[self._accelerator.process_index]
@@ -156,6 +159,7 @@ class Trainer:
         started = time.monotonic() - progress.elapsed_s
         if progress.step == 0:
             self._validate()
+
         window = Window(progress.elapsed_s, progress.wait_s)
         while True:
             progress.elapsed_s = time.monotonic() - started
@@ -189,6 +193,7 @@ class Trainer:
                 > first_step // settings.checkpoint_every_steps
             ):
                 self._save()
+
         if window.num_steps:
             self._log(window)
         self._finish()
@@ -223,11 +228,13 @@ class Trainer:
         scored = [
             self._backward(pack, share=1 / len(group), is_last=pack is group[-1]) for pack in group
         ]
+
         norm = self._trainee.clip(settings.max_grad_norm)
         if not (
             all(bool(torch.isfinite(scores.loss)) for scores in scored) and torch.isfinite(norm)
         ):
             self._refuse_divergence(group, scored, norm=float(norm))
+
         self._trainee.optimizers.step()
         window.add(scored, float(norm))
         self._ticker.update(self._words(window), percent=100 * self._share_done())
@@ -243,12 +250,14 @@ class Trainer:
             generator=self._generator,
             in_prompts=settings.blocks_in_prompts,
         )
+
         assert blocks is not None  # `_next` passed over such packs
         # Processes average their gradients once a step.
         with nullcontext() if is_last else self._trainee.accumulate():
             with self._accelerator.autocast():
                 scores: BlockScores = self._trainee.objective(pack, blocks)
             self._accelerator.backward(scores.loss * share)
+
         return replace(scores, loss=scores.loss.detach())
 
     def _refuse_divergence(
@@ -308,6 +317,7 @@ class Trainer:
             self._metrics.log(
                 {f"train/{name}": value for name, value in values.items()}, step=progress.step
             )
+
         return Window(progress.elapsed_s, progress.wait_s)
 
     def _mean_over_processes(self, *values: float) -> list[float]:
@@ -326,6 +336,7 @@ class Trainer:
             and progress.step > 0
         ):
             return
+
         self._trainee.gather()
         if self._validation is not None:
             with self._accelerator.autocast():
@@ -354,6 +365,7 @@ class Trainer:
             if point.acceptance_length >= progress.best_acceptance:
                 progress.best_acceptance = point.acceptance_length
                 self._states.save_best(trainable_state(self._drafter))
+
         self._has_stalled = bool(max(gather_object([self._stalls()])))
         self._accelerator.wait_for_everyone()
 
@@ -373,6 +385,7 @@ class Trainer:
         )
         self._trainee.gather()
         optimizers = self._trainee.optimizer_states()
+
         if self._accelerator.is_main_process:
             state = {
                 "weights": trainable_state(self._drafter),
@@ -382,6 +395,7 @@ class Trainer:
                 "progress": self.progress.dump(),
             }
             self._states.save(state, step=self.progress.step)
+
         self._accelerator.wait_for_everyone()
 
     def _finish(self) -> None:

@@ -70,6 +70,7 @@ class TrainerProcess:
         self._ticker.update("building the drafter", now=True)
         built = JobDrafter.build(job, train_rows=train_rows, validation_rows=validation_rows)
         drafter = built.model
+
         self._tell_coverage(built)
         states = self._prepare_output()
         untrained = self._export(
@@ -78,10 +79,12 @@ class TrainerProcess:
         order = training_order(
             train_rows.num_rows, num_epochs=job.training.num_epochs, seed=job.training.seed
         )
+
         mine = order[self._accelerator.process_index :: self._accelerator.num_processes]
         state = states.load_newest() if job.resume else None
         self._ticker.update("waiting for the extraction engine", now=True)
         wait_for_engines(job.engine_urls, timeout_s=job.engine_timeout_s)
+
         with self._open_stream() as stream, StopOnSignal() as stop:
             stream.require_cached(self._all_requests(drafter, train_rows, validation_rows))
             trainer = Trainer(
@@ -103,6 +106,7 @@ class TrainerProcess:
             )
             packs = pack_samples(stream.stream(rest), max_tokens=job.training.tokens_per_step)
             stopped_by = trainer.run(stop.guard(packs))
+
         if untrained is None:
             return None
         calibration = self._calibrate(drafter, validation_rows, step=trainer.progress.step)
@@ -173,6 +177,7 @@ class TrainerProcess:
         num_rows = _rows_holding(rows, settings.validation_anchors)
         self._ticker.update(f"reading {num_rows} validation conversations", now=True)
         samples = stream.stream(requests(rows, np.arange(rows.num_rows), indices=range(num_rows)))
+
         return AcceptanceCheck(
             list(pack_samples(samples, max_tokens=settings.tokens_per_step)),
             max_anchors=settings.validation_anchors,
@@ -199,10 +204,12 @@ class TrainerProcess:
         num_anchors = self._num_calibration_anchors(drafter)
         if not num_anchors:
             return None
+
         num_rows = _rows_holding(rows, num_anchors)
         self._ticker.update(
             f"calibrating the confidence head on {num_rows} held-out conversations", now=True
         )
+
         with self._open_stream() as stream, StopOnSignal(), self._accelerator.autocast():
             samples = stream.stream(
                 requests(rows, np.arange(rows.num_rows), indices=range(num_rows))
@@ -214,6 +221,7 @@ class TrainerProcess:
                 num_draft_tokens=self._job.drafter.block_size - 1,
                 target_weights=self._job.target.fingerprint.weights,
             )
+
         if calibration is not None:
             self._metrics.log(calibration_metrics(calibration), step=step)
             self._ticker.update(calibration_line(calibration), now=True)
@@ -276,6 +284,7 @@ class TrainerProcess:
             extra={"validation": best.model_dump(mode="json"), "num_steps": progress.step},
             calibration=calibration,
         )
+
         assert checkpoint is not None
         return TrainingResult(
             checkpoint=checkpoint,

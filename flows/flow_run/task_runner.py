@@ -39,6 +39,7 @@ def applied(settings: CurationSettings) -> Iterator[Apply]:
     if settings.task_runner == "threads":
         yield apply_here
         return
+
     with _dask_runner(settings.dask_address) as runner:
         try:
             runner.client  # noqa: B018  connects: at the first use, and not before

@@ -176,6 +176,7 @@ class AcceptanceReport(Record):
         for name, arm in self.arms.items():
             if arm.arm != name:
                 raise ValueError(f"the arm under '{name}' calls itself '{arm.arm}'")
+
         equal, different = self.compared_outputs()
         told = (self.num_equal_outputs, self.num_compared_outputs)
         if told != (len(equal), len(equal) + len(different)):
@@ -184,9 +185,11 @@ class AcceptanceReport(Record):
                 f"{len(equal)} of"
                 f" {len(equal) + len(different)}"
             )
+
         unfounded = sorted(set(self.divergences) - different)
         if unfounded:
             raise ValueError(f"a divergence is told of {unfounded[0]}, whose outputs do not differ")
+
         for comparison in self.self_comparisons:
             self._check_self_comparison(comparison)
         return self
@@ -215,6 +218,7 @@ class AcceptanceReport(Record):
             raise ValueError(
                 f"no_draft is compared with itself on {unknown[0]}, which it did not answer"
             )
+
         different = {name for name, digest in comparison.digests.items() if digest != plain[name]}
         if different != set(comparison.divergences):
             raise ValueError(

@@ -51,6 +51,7 @@ class PromptMeasurement(Record):
                 f"{self.prompt_id}: {self.num_accepted_tokens} tokens accepted of "
                 f"{self.num_draft_tokens} drafted"
             )
+
         return self
 
 

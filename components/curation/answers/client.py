@@ -122,6 +122,7 @@ class AnswerClient:
             wait=_wait_s,
             reraise=True,
         )
+
         try:
             async for attempt in retrying:
                 with attempt:
@@ -132,6 +133,7 @@ class AnswerClient:
                 got=f"{self._url}: {error or type(error).__name__}",
                 fix="See the engine's log. The answers that came are kept; run again to go on.",
             ) from error
+
         raise AssertionError("unreachable: the loop returns or raises")
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +141,7 @@ class AnswerClient:
         if response.status_code == httpx.codes.OK:
             result: dict[str, Any] = response.json()
             return result
+
         problem = f"HTTP {response.status_code}: {_error_text(response)}"
         if response.status_code == httpx.codes.NOT_FOUND:
             raise EngineError(
@@ -147,6 +150,7 @@ class AnswerClient:
             )
         if response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.status_code >= 500:
             raise _RetryableError(problem, retry_after_s=_retry_after_s(response))
+
         raise AnswerRefusedError(problem)
 
     @property

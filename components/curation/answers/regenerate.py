@@ -133,6 +133,7 @@ class _Run:
             finally:
                 reporter.cancel()
                 await asyncio.gather(reporter, return_exceptions=True)
+
         self._check_refusals(len(conversations))
         progress("done", len(conversations), len(conversations))
         return Regeneration(
@@ -210,6 +211,7 @@ class _Run:
             history.append(Message("assistant", answer.text))
             if answer.truncated:
                 break
+
         variant = variant_of(conversation.id, self.settings.template_variants)
         return AnsweredConversation(conversation, tuple(answers), variant) if answers else None
 
@@ -231,17 +233,21 @@ class _Run:
             "temperature": temperature,
             "max_tokens": self.settings.max_answer_tokens,
         }
+
         if conversation.tools:
             # Without a tool choice the engine wants a parser of calls; what the target says is kept
             # as it says it.
             request |= {**conversation.template_tools, "tool_choice": "none"}
+
         if variant := variant_of(conversation.id, self.settings.template_variants):
             request["chat_template_kwargs"] = dict(variant)
         key = digest_json({"fingerprint": self.fingerprint.digest, **request})
         known = self.shards.get(key)
+
         if known is not None:
             self.num_reused += 1
             return known
+
         given = await client.complete(request, temperature=temperature)
         answer = replace(
             given, max_tokens=self.settings.max_answer_tokens, engine_version=self.version
@@ -249,6 +255,7 @@ class _Run:
         self.shards.append(key, answer)
         self.num_requested += 1
         self.tally.num_tokens += answer.num_tokens
+
         return answer
 
     def _check_refusals(self, num_conversations: int) -> None:

@@ -103,6 +103,7 @@ class ScalarFrame:
             row.exact,
             contaminated,
         )
+
         for numbers, value in zip(self._numbers.values(), values, strict=True):
             numbers.append(value)
 
@@ -169,6 +170,7 @@ def validate_frame(
             "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
         },
     )
+
     batch = (
         context.data_sources.add_pandas("curation")
         .add_dataframe_asset("rows")
@@ -179,6 +181,7 @@ def validate_frame(
             name=SUITE, expectations=_expectations(gx, settings, vocab_size, max_tokens)
         )
     )
+
     definition = context.validation_definitions.add(
         gx.ValidationDefinition(name=SUITE, data=batch, suite=suite)
     )
@@ -193,12 +196,14 @@ def validate_frame(
             },
         )
     )
+
     result = checkpoint.run(batch_parameters={"dataframe": frame})
     outcomes = [item for run in result.run_results.values() for item in run.results]
     findings = [_finding(item) for item in outcomes if not item.success]
     _raise_critical(
         [finding for finding in findings if finding.severity == "critical"], docs_dir / "index.html"
     )
+
     return Validation(docs_dir / "index.html", len(outcomes), tuple(findings))
 
 
@@ -224,6 +229,7 @@ def _expectations(
         if wanted
         else []
     )
+
     return [
         *languages,
         e.ExpectColumnValuesToNotBeNull(column="language", **critical),
@@ -283,6 +289,7 @@ def _finding(outcome: Any) -> Finding:
         for key, value in config.kwargs.items()
         if key in {"min_value", "max_value", "value_set", "regex", "mostly"} and value is not None
     }
+
     rows = outcome.result.get("unexpected_index_list") or []
     severity = outcome.expectation_config.severity
     return Finding(
@@ -307,6 +314,7 @@ def _raise_critical(findings: Sequence[Finding], docs: Path) -> None:
         more = len(finding.conversation_ids) - MAX_NAMED_ROWS
         rows = f" in {named}{f' and {more} more' if more > 0 else ''}" if named else ""
         parts.append(f"{finding.expectation}: {finding.observed}{rows}")
+
     raise DatasetValidationError(
         "the dataset fails its critical expectations",
         got="; ".join(parts),

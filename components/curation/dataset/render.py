@@ -70,6 +70,7 @@ class Renderer:
             str(token) for token in (*tokenizer.all_special_tokens, tokenizer.eos_token or "")
         } - {""}
         self._closings = sorted(specials, key=len, reverse=True)
+
         self.injects_date = "strftime_now" in template
         self._marks_answers = "{% generation %}" in template.replace("{%-", "{%").replace(
             "-%}", "%}"
@@ -250,11 +251,13 @@ class Renderer:
         ]
         befores = self._texts([(messages[:index], variant) for index in turns], open_answer=True)
         finished = [messages[: index + 1] for index in turns]
+
         if not finished or len(finished[-1]) < len(messages):
             finished.append(messages)
         uptos = self._texts([(chat, variant) for chat in finished], open_answer=False)
         whole = uptos[-1]
         spans: list[Span] = []
+
         for index, before, upto in zip(turns, befores, uptos, strict=False):
             if not upto.startswith(before) or not whole.startswith(upto.rstrip()):
                 raise CurationError(
@@ -266,6 +269,7 @@ class Renderer:
             spans.append(
                 (len(before), self._end_of_answer(upto, len(before), messages[index].content))
             )
+
         return whole, spans
 
     def _end_of_answer(self, text: str, start: int, answer: str) -> int:
@@ -438,6 +442,7 @@ def prove_masks(
                 expected=repr(answers[0][:80]),
             )
         compared += len(texts)
+
     return compared
 
 

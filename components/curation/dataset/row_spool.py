@@ -84,6 +84,7 @@ class RowSpool:
         self._masks.flush()
         if self._num_stored == 0:
             return
+
         index = self._splits[split]
         # Read, not mapped: mapped pages would count as memory of this process, one row after
         # another.

@@ -43,6 +43,7 @@ class Skeleton:
         text, spans = find(chat)
         pieces = []
         places = []
+
         end = 0
         for marker in markers:
             place = text.find(marker, end)
@@ -51,11 +52,13 @@ class Skeleton:
             pieces.append(text[end:place])
             places.append(place)
             end = place + len(marker)
+
         answers = [turn for turn, message in enumerate(messages) if message.role == "assistant"]
         leads = tuple(
             (turn, places[turn] - start, stop - places[turn] - len(markers[turn]))
             for turn, (start, stop) in zip(answers, spans, strict=True)
         )
+
         return cls((*pieces, text[end:]), leads)
 
     def spans(self, messages: Sequence[Message], text: str) -> list[Span] | None:
@@ -69,6 +72,7 @@ class Skeleton:
             places.append(length + len(piece))
             length += len(piece) + len(message.content)
             parts += (piece, message.content)
+
         if "".join((*parts, self.pieces[-1])) != text:
             return None
         return [

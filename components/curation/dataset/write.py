@@ -108,6 +108,7 @@ def write_dataset(
     final = Path(output_dir) / digest[:16]
     if final.exists():
         return load_dataset_ref(final)
+
     entries = {
         "digest": digest,
         "schema_version": SCHEMA_VERSION,
@@ -118,6 +119,7 @@ def write_dataset(
         "funnel": dict(funnel),
         "shards": {name: digest_file(staging / name) for name in names},
     }
+
     write_atomic(staging / MANIFEST, json.dumps({**manifest, **entries}, indent=2) + "\n")
     staging.chmod(0o755)  # mkdtemp makes it private; readers may be other users
     _publish(staging, final)
@@ -137,12 +139,14 @@ def load_dataset_ref(path: Path) -> DatasetRef:
         raise CurationError("not a curated dataset: it has no manifest", got=path) from None
     except ValueError as error:
         raise CurationError(f"{path / MANIFEST} is not JSON", got=error) from None
+
     if manifest.get("schema_version") != SCHEMA_VERSION:
         raise CurationError(
             f"{path.name} has another schema version",
             got=manifest.get("schema_version"),
             expected=SCHEMA_VERSION,
         )
+
     for name, expected in manifest["shards"].items():
         if not (path / name).is_file():
             raise CurationError(
@@ -154,6 +158,7 @@ def load_dataset_ref(path: Path) -> DatasetRef:
                 got=f"sha256 {found}",
                 expected=expected,
             )
+
     return DatasetRef(
         path=str(path.resolve()),
         digest=manifest["digest"],
@@ -216,6 +221,7 @@ def _record_batch(rows: Sequence[StoredRow]) -> pa.RecordBatch:
         pa.array([row.origin.max_answer_tokens for row in rows], pa.int32()),
         pa.array([row.origin.engine_version for row in rows], pa.string()),
     ]
+
     return pa.record_batch(columns, schema=SCHEMA)
 
 

@@ -124,17 +124,20 @@ def prompt_filters(settings: CurationSettings) -> tuple[PromptFilter, ...]:
         lambda conversation: too_short(conversation, min_chars=settings.min_prompt_chars),
         lambda conversation: too_long(conversation, max_chars=max_chars),
     ]
+
     if settings.min_ascii_share > 0:
         filters.append(
             lambda conversation: other_script(
                 conversation, min_ascii_share=settings.min_ascii_share
             )
         )
+
     if not settings.keep_terse_prompts:
         filters.append(asks_for_terse_answer)
     filters.append(repeats_itself)
     if not settings.keep_personal_data:
         filters.append(has_personal_data)
+
     if settings.languages:
         filters.append(
             lambda conversation: other_language(conversation, languages=settings.languages)

@@ -67,6 +67,7 @@ def _has_phone(text: str) -> bool:
         for match in _PHONE_LIKE.findall(text)
     ):
         return False
+
     for region in REGIONS:
         for match in phonenumbers.PhoneNumberMatcher(
             text, region, leniency=phonenumbers.Leniency.STRICT_GROUPING
@@ -76,6 +77,7 @@ def _has_phone(text: str) -> bool:
                 and not match.raw_string.isdigit()
             ):
                 return True
+
     return False
 
 

@@ -32,12 +32,14 @@ def human_chats(target: TargetRef, *, num_chats: int, seed: int = 0) -> list[str
     )
     # Evaluation's share is nobody's training data.
     chats = (row for row in rows if not is_held_out(row[0]))
+
     texts = [
         renderer.text(_messages(turns[: min(MAX_TURNS, len(turns) // 2 * 2)]))
         for turns in islice(chats, num_chats)
     ]
     if not texts:
         raise CurationError("no human chats to fine-tune on")
+
     return texts
 
 

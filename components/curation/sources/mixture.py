@@ -101,6 +101,7 @@ class Mixture:
         except BadRowError as reason:
             self._quarantine.add(entry.source.name, str(reason), where=where)
             return None
+
         if is_held_out(conversation.user_turns[0]):
             self.num_held_out += 1
             return None
@@ -147,6 +148,7 @@ def open_rows(source: SourceSettings, *, seed: int) -> Iterator[LocatedRow]:
             fix="Name it under curation.decontaminate_against, or take a preset with a "
             "training split.",
         )
+
     return _hub_rows(source, seed=seed)
 
 
@@ -210,6 +212,7 @@ def describe_source(source: SourceSettings) -> dict[str, str]:
     if source.kind == "target":
         revision = digest_file(_source_files(source)[0])
         return {"name": source.name, "revision": revision, "licence": "written by the target"}
+
     preset = _hub_location(source)
     return {
         "name": source.name,
@@ -230,6 +233,7 @@ def _hub_location(source: SourceSettings) -> Preset:
         )
     else:
         raise CurationError(f"source '{source.name}' of kind 'huggingface' needs a repo_id")
+
     return replace(
         base,
         repo_id=source.repo_id or base.repo_id,
@@ -258,6 +262,7 @@ def _source_files(source: SourceSettings) -> list[Path]:
         raise CurationError(
             f"cannot read {path.name}", got=path.suffix or "no suffix", expected=", ".join(_READERS)
         )
+
     return [path]
 
 

@@ -172,10 +172,12 @@ def _evals(seed: int, parts: tuple[str, ...]) -> Iterator[LocatedRow]:
         for folder in root.iterdir()
         if folder.is_dir() and folder.name not in EVALS_LEFT_OUT
     )
+
     if unknown := sorted(set(parts) - set(families)):
         raise CurationError(
             "source 'evals' has no such families, or leaves them out", got=", ".join(unknown)
         )
+
     families = [family for family in families if not parts or family in parts]
     random.Random(seed).shuffle(families)
     running = [_evals_family(root / family, seed) for family in families]
@@ -229,11 +231,13 @@ def _reasoning_gym(seed: int, parts: tuple[str, ...]) -> Iterator[LocatedRow]:
         factory: Any = importlib.import_module("reasoning_gym.factory")
     except ModuleNotFoundError:
         raise _not_installed("reasoning_gym") from None
+
     if unknown := sorted(set(parts) - set(factory.DATASETS)):
         raise CurationError("source 'reasoning_gym' has no such generators", got=", ".join(unknown))
     # An item's own seed is dataset seed + index: both stay below the boundary.
     rng = random.Random(seed)
     starts = parts or GENERATORS
+
     while True:
         for generator in starts:
             item_seed = rng.randrange(MAX_TRAINING_SEED)

@@ -213,9 +213,11 @@ def _turn(turn: object) -> Message:
     role = ROLES.get(name)
     if role is None:
         raise BadRowError("unknown role")
+
     text = turn.get("content") if turn.get("content") is not None else turn.get("value")
     if isinstance(text, Sequence) and not isinstance(text, str):  # OpenAI content parts
         text = "".join(str(part.get("text", "")) for part in text if isinstance(part, Mapping))
+
     if role == "assistant" and (name in CALL_ROLES or turn.get("tool_calls")):
         calls = [_json_of(text)] if name in CALL_ROLES else turn["tool_calls"]
         said = text if isinstance(text, str) and name not in CALL_ROLES else ""
@@ -225,6 +227,7 @@ def _turn(turn: object) -> Message:
     if role == "tool":
         fields = {key: str(turn[key]) for key in ("tool_call_id", "name") if turn.get(key)}
         return Message(role, text, _extra(**fields) if fields else "")
+
     return Message(role, text)
 
 
@@ -241,14 +244,17 @@ def _call(call: object) -> dict[str, object]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRowError("a tool call without a name")
+
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         arguments = _json_of(arguments)
+
     if not isinstance(arguments, Mapping):
         raise BadRowError("arguments of a tool call that are no object")
     given = (
         {"id": call["id"]} if isinstance(call, Mapping) and isinstance(call.get("id"), str) else {}
     )
+
     return {
         **given,
         "type": "function",

@@ -64,6 +64,7 @@ def open_turn(tokenizer: Any, *, name: str) -> OpenTurn:
         raise CurationError(
             f"the chat template of {name} does not show a user's words once", got=text[:200]
         )
+
     before, after = text.split(_MARK)
     ending = after.strip()
     if not ending:
@@ -73,6 +74,7 @@ def open_turn(tokenizer: Any, *, name: str) -> OpenTurn:
             got=text[-80:],
             fix="Leave sources of kind 'target' out of the recipe.",
         )
+
     first = tokenizer(ending, add_special_tokens=False)["input_ids"][0]
     is_special = first in tokenizer.added_tokens_decoder
     return OpenTurn(
@@ -173,6 +175,7 @@ class _Writer:
         self._progress = progress
         self._num_wanted = 0
         self._num_left = 0
+
         self._request = {
             "prompt": list(turn.prompt_ids),
             "temperature": TEMPERATURE,
@@ -187,6 +190,7 @@ class _Writer:
         self._num_left = max(0, num_wanted - num_known)
         if not self._num_left:
             return
+
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._stop_at_s = time.monotonic() + self._stop_after_s
         num_workers = min(self._settings.requests_in_flight, self._num_left)
@@ -199,6 +203,7 @@ class _Writer:
                 for task in (*tasks, reporter):
                     task.cancel()
                 await asyncio.gather(*tasks, reporter, return_exceptions=True)
+
         self._progress("done", num_wanted - self._num_left, num_wanted)
 
     async def _work(self, client: AnswerClient) -> None:

@@ -61,6 +61,7 @@ def _heads(path: Path) -> Iterator[tuple[str, str]]:
         SyntaxError,
     ):
         return
+
     lines = text.splitlines()
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):

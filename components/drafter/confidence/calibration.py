@@ -75,9 +75,11 @@ def survival(logits_NK: ArrayLike, calibration: Calibration | None = None) -> Ar
         raise ConfigError(
             "confidence logits", got=f"shape {logits.shape}", expected="[blocks, draft positions]"
         )
+
     scaling = _Scaling.identity(logits.shape[1])
     if calibration is not None:
         scaling = _Scaling(np.array(calibration.temperatures), np.array(calibration.biases))
+
     if logits.shape[1] > len(scaling.temperatures_K):
         raise ConfigError(
             "the calibration has fewer draft positions than the logits",
@@ -85,6 +87,7 @@ def survival(logits_NK: ArrayLike, calibration: Calibration | None = None) -> Ar
             expected=f"at least {logits.shape[1]}",
             fix="Calibrate with the drafter's own block size.",
         )
+
     return scaling.survival(logits)
 
 
@@ -138,6 +141,7 @@ def fit_calibration(
     scaling, is_fitted = (
         _fit(data, with_bias=with_bias) if is_measurable else (identity, (False,) * identity.size)
     )
+
     before_NK = identity.survival(data.logits_NK)
     after_NK = _cross_fitted(data, folds_N, with_bias=with_bias) if is_measurable else before_NK
     before, before_by_position = _figures(data, before_NK, num_bins)
@@ -247,6 +251,7 @@ class _Blocks:
                 "a confidence logit is not finite",
                 got=float(logits[valid][~np.isfinite(logits[valid])][0]),
             )
+
         survived = np.logical_and.accumulate(accepted, axis=1)
         return cls(np.where(valid, logits, 0.0), accepted, survived, valid, conversations)
 
@@ -273,6 +278,7 @@ def _fit(data: _Blocks, *, with_bias: bool) -> tuple[_Scaling, tuple[bool, ...]]
     scaling = _Scaling.identity(num_positions)
     is_fitted = []
     log_before_N = np.zeros(len(data.logits_NK))
+
     for k in range(num_positions):
         valid_N, logits_N, survived_N = (
             data.valid_NK[:, k],
@@ -286,6 +292,7 @@ def _fit(data: _Blocks, *, with_bias: bool) -> tuple[_Scaling, tuple[bool, ...]]
                 logits_N[valid_N], log_before_N[valid_N], survived_N[valid_N], with_bias=with_bias
             )
         log_before_N += log_expit(logits_N / scaling.temperatures_K[k] + scaling.biases_K[k])
+
     return scaling, tuple(is_fitted)
 
 

@@ -57,6 +57,7 @@ class PrefixScheduler:
                 fix="Find one with best_threshold on held-out blocks, and pass it as the "
                 "threshold.",
             )
+
         threshold = np.interp(
             cost_ratio, ratios, [choice.threshold for choice in calibration.thresholds]
         )

@@ -60,6 +60,7 @@ def best_threshold(
         )
     if cost_ratio < 0:
         raise ConfigError("the price of a draft token", got=cost_ratio, expected="0 or more")
+
     num_blocks = len(survival)
     order = np.argsort(-survival[valid], kind="stable")
     scores = survival[valid][order]
@@ -67,6 +68,7 @@ def best_threshold(
     num_accepted = np.concatenate(
         [[0], np.cumsum(np.logical_and.accumulate(accepted, axis=1)[valid][order])]
     )
+
     rates = (num_blocks + num_accepted) / (num_blocks + cost_ratio * num_scheduled)
     # Equal survivals are scheduled together, so only the last of them is a choice; to schedule
     # nothing always is one.

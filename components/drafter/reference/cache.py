@@ -62,6 +62,7 @@ class SlotCache:
             # NaN.
             self._keys_BSGD[layer_idx] = keys_BGTD.new_zeros(shape)
             self._values_BSGD[layer_idx] = values_BGTD.new_zeros(shape)
+
         rows_B1 = torch.arange(keys_BGTD.shape[0], device=keys_BGTD.device)[:, None]
         self._keys_BSGD[layer_idx][rows_B1, self._positions_BT] = keys_BGTD.transpose(1, 2)
         self._values_BSGD[layer_idx][rows_B1, self._positions_BT] = values_BGTD.transpose(1, 2)

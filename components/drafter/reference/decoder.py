@@ -224,6 +224,7 @@ class ReferenceDecoder:
             raise ConfigError(
                 "nothing to draft after", got=f"{len(token_ids)} tokens", expected="at least 2"
             )
+
         num_context = len(token_ids) - 1
         context_1T = torch.tensor([list(token_ids[:-1])], device=self.device)
         next_ids_1T = torch.tensor([list(token_ids[1:])], device=self.device)
@@ -231,11 +232,13 @@ class ReferenceDecoder:
         _, aux_1TLH = self.target.extend(
             context_1T, keep_T=torch.tensor([num_context - 1], device=self.device)
         )
+
         self.drafter.reset(batch_size=1, num_slots=num_context + loop.num_draft_tokens + 1)
         num_valid_1 = torch.tensor([num_context], device=self.device)
         self.drafter.extend_context(ContextRows(aux_1TLH, next_ids_1T, num_valid_1))
         proposal = self.drafter.propose(loop.sampler, num_draft_tokens=loop.num_draft_tokens)
         gaps = top2_gaps(proposal.logits_BKV[0]).tolist()
+
         return ReferenceProposal(tuple(proposal.draft_ids_BK[0].tolist()), tuple(gaps))
 
 

@@ -124,6 +124,7 @@ class BlockDrafter(ReferenceDrafter):
         positions_BQ = self._num_context_B[:, None] + torch.arange(
             num_draft_tokens + 1, device=self.layers.device
         )
+
         mask_B1QS = self._cache.aim(positions_BQ, positions_BQ[:, -1:].expand_as(positions_BQ))
         rotation = self.layers.rotation(positions_BQ)
         for layer in range(self.layers.config.num_hidden_layers):
@@ -132,6 +133,7 @@ class BlockDrafter(ReferenceDrafter):
                 layer, normed_BQH, rotation, self._cache, mask_B1QS
             )
             hidden_BQH = hidden_BQH + self.layers.feed_forward(layer, hidden_BQH)
+
         return self.layers.norm(hidden_BQH, "norm")
 
     def _chain(
@@ -144,9 +146,11 @@ class BlockDrafter(ReferenceDrafter):
         drafts = []
         state_BR = head.start(previous_B, hidden_BQH[:, 0])
         candidates = None
+
         if self.num_candidates is not None:
             candidates = logits_BKV.topk(min(self.num_candidates, logits_BKV.shape[2]), dim=-1)
             logits_BKV.fill_(-torch.inf)
+
         for k in range(logits_BKV.shape[1]):
             features_BR, state_BR = head.features(previous_B, hidden_BQH[:, k + 1], state_BR)
             if candidates is None:
@@ -159,6 +163,7 @@ class BlockDrafter(ReferenceDrafter):
                 draft_ids_B = ids_BC.gather(1, choose(logits_BC)[:, None])[:, 0]
             previous_B = self.target_ids_V[draft_ids_B]
             drafts.append(previous_B)
+
         return torch.stack(drafts, dim=1)
 
     def _confidence(self, hidden_BKH: torch.Tensor, draft_ids_BK: torch.Tensor) -> torch.Tensor:

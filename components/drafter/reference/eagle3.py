@@ -42,6 +42,7 @@ class Eagle3Drafter(ReferenceDrafter):
         self.num_draft_tokens = int(
             config["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
         )
+
         self.target_ids_V = self.layers.target_ids_V
         self.has_confidence = False
         self._norm_before_fc = bool(config.get("norm_before_fc", False))
@@ -83,6 +84,7 @@ class Eagle3Drafter(ReferenceDrafter):
         output_BH = self._output_BH
         drafts: list[torch.Tensor] = []
         logits: list[torch.Tensor] = []
+
         for k in range(num_draft_tokens):
             if k > 0:
                 positions_B1 = self._num_context_B[:, None] + (k - 1)
@@ -93,6 +95,7 @@ class Eagle3Drafter(ReferenceDrafter):
                 )
             )
             drafts.append(self.target_ids_V[choose(logits[-1])])
+
         return Proposal(torch.stack(drafts, dim=1), torch.stack(logits, dim=1), None)
 
     def _fuse(self, aux_BTLH: torch.Tensor) -> torch.Tensor:
@@ -121,6 +124,7 @@ class Eagle3Drafter(ReferenceDrafter):
         )
         normed_BTH = self.layers.norm(features_BTH, "layers.0.hidden_norm")
         hidden_BTH = normed_BTH if self._norm_before_residual else features_BTH
+
         states_BTI = torch.cat([embedded_BTH, normed_BTH], dim=-1)
         for layer in range(self.layers.config.num_hidden_layers):
             if layer > 0:
@@ -129,4 +133,5 @@ class Eagle3Drafter(ReferenceDrafter):
                 layer, states_BTI, rotation, self._cache, mask_B1TS
             )
             hidden_BTH = hidden_BTH + self.layers.feed_forward(layer, hidden_BTH)
+
         return self.layers.norm(hidden_BTH, "norm") if self._norm_output else hidden_BTH

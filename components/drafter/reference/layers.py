@@ -67,6 +67,7 @@ class Checkpoint:
             raise CheckpointError(
                 "the drafter checkpoint cannot be read", got=f"{folder}: {error}"
             ) from None
+
         layers = config.get("transformer_layer_config") or {}
         if layers.get("model_type") not in ARCHITECTURES:
             raise CheckpointError(
@@ -74,11 +75,13 @@ class Checkpoint:
                 got=layers.get("model_type"),
                 expected=" or ".join(ARCHITECTURES),
             )
+
         strange = set(layers.get("layer_types") or ()) - {"full_attention"}
         if strange:
             raise CheckpointError(
                 "the reference knows full attention only", got=", ".join(sorted(strange))
             )
+
         return cls(config, tensors)
 
     @property
@@ -105,6 +108,7 @@ class DraftLayers:
             for name, tensor in checkpoint.tensors.items()
             if tensor.is_floating_point()
         }
+
         place = {"device": target.device, "dtype": target.dtype}
         self.embedding_WH = self.weights.get("embed_tokens.weight", target.embedding_WH.to(**place))
         self.lm_head_VH = self.weights.get("lm_head.weight", target.lm_head_WH.to(**place))

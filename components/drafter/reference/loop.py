@@ -113,11 +113,13 @@ class DecodeLoop:
                 f"temperature {self.sampler.temperature}",
                 expected="prompts and new tokens of at least one, temperature >= 0",
             )
+
         batch = self._start(prompts, max_new_tokens)
         self._drop_finished(batch, max_new_tokens)
         while batch.rows_N.numel():
             self._step(batch)
             self._drop_finished(batch, max_new_tokens)
+
         return batch
 
     def _start(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Batch:
@@ -129,6 +131,7 @@ class DecodeLoop:
         batch_size, num_columns = prompts_BT.shape
         num_slots = num_columns + max_new_tokens + self.num_draft_tokens + 1
         self.target.reset(batch_size=batch_size, num_slots=num_slots)
+
         keep_T, places_B = torch.unique(lengths_B - 1, return_inverse=True)
         logits_BTW, aux_BTLH = self.target.extend(prompts_BT, keep_T=keep_T)
         self.target.advance(lengths_B)
@@ -137,6 +140,7 @@ class DecodeLoop:
         token_ids_BS = torch.cat(
             [prompts_BT, prompts_BT.new_zeros(batch_size, num_slots - num_columns)], dim=1
         )
+
         num_new_B = torch.zeros_like(lengths_B)
         batch = Batch(token_ids_BS, lengths_B, num_new_B, rows_B, top2_gaps(last_BW))
         batch.append(self.sampler(last_BW)[:, None], torch.ones_like(lengths_B))
@@ -144,6 +148,7 @@ class DecodeLoop:
         self.drafter.extend_context(
             ContextRows(aux_BTLH, token_ids_BS[:, 1 : num_columns + 1], lengths_B)
         )
+
         return batch
 
     def _drop_finished(self, batch: Batch, max_new_tokens: int) -> None:
@@ -156,6 +161,7 @@ class DecodeLoop:
             is_new_NS = (columns_S >= starts_N[:, None]) & (columns_S < ends_N[:, None])
             is_end_NS = torch.isin(batch.token_ids_BS[batch.rows_N], self.end_ids_E)
             goes_on_N &= ~(is_new_NS & is_end_NS).any(1)
+
         if not bool(goes_on_N.all()):
             kept_N = goes_on_N.nonzero()[:, 0]
             batch.rows_N = batch.rows_N[kept_N]
@@ -171,6 +177,7 @@ class DecodeLoop:
             num_draft_tokens=self.num_draft_tokens,
             with_confidence=self.scheduler is not None,
         )
+
         num_scheduled_N = self._schedule(proposal)
         num_verified = int(num_scheduled_N.max())
         drafts_NK = proposal.draft_ids_BK[:, :num_verified]
@@ -178,6 +185,7 @@ class DecodeLoop:
             torch.cat([anchor_ids_N[:, None], drafts_NK], dim=1)
         )
         verification = self._verify(proposal, drafts_NK, logits_NRW, num_scheduled_N)
+
         committed_NR = verification.committed_BR(drafts_NK)
         num_committed_N = verification.num_accepted_B + 1
         if self.keep_steps:
@@ -193,6 +201,7 @@ class DecodeLoop:
                     target_gaps_NR=top2_gaps(logits_NRW),
                 )
             )
+
         batch.append(committed_NR, num_committed_N)
         self.target.advance(num_committed_N)
         self.drafter.extend_context(ContextRows(aux_NRLH, committed_NR, num_committed_N))
@@ -202,6 +211,7 @@ class DecodeLoop:
         num_sequences, num_drafts = proposal.draft_ids_BK.shape
         if self.scheduler is None:
             return torch.full((num_sequences,), num_drafts, device=self.device)
+
         assert proposal.confidence_BK is not None
         wanted = np.asarray(self.scheduler.num_scheduled(proposal.confidence_BK.cpu().numpy()))
         if wanted.shape != (num_sequences,) or not np.isin(wanted, np.arange(num_drafts + 1)).all():
@@ -211,6 +221,7 @@ class DecodeLoop:
                 f"{wanted.min(initial=0)}..{wanted.max(initial=0)}",
                 expected=f"integers of shape ({num_sequences},), 0..{num_drafts}",
             )
+
         return torch.as_tensor(wanted.astype(np.int64), device=self.device)
 
     def _verify(
@@ -227,6 +238,7 @@ class DecodeLoop:
             self.drafter.target_ids_V,
             vocab_size=logits_NRW.shape[2],
         )
+
         return verify_sampled(
             drafts_NK,
             draft_probs_NKW,

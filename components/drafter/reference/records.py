@@ -96,6 +96,7 @@ class BatchStep:
             self.draft_gaps_NK,
             self.target_gaps_NR,
         )
+
         return [
             (
                 row,

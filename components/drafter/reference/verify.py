@@ -105,6 +105,7 @@ def verify_sampled(
     uniform_BK = torch.rand(q_BK.shape, generator=generator, device=q_BK.device)
     num_accepted_B = _prefix_length(uniform_BK * q_BK < p_BK, num_scheduled_B)
     rows_B = torch.arange(batch_size, device=q_BK.device)
+
     p_BW = target_probs_BRW[rows_B, num_accepted_B]
     refused_B = num_accepted_B < (num_drafts if num_scheduled_B is None else num_scheduled_B)
     if num_drafts:
@@ -113,6 +114,7 @@ def verify_sampled(
         )
     else:
         q_BW = torch.zeros_like(p_BW)
+
     residual_BW = (p_BW - q_BW).clamp_min(0)
     # A refusal with p equal to q up to rounding leaves nothing to draw from but p itself.
     weights_BW = torch.where(residual_BW.sum(-1, keepdim=True) > 0, residual_BW, p_BW)

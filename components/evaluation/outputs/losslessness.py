@@ -87,16 +87,19 @@ def losslessness(report: AcceptanceReport, settings: GateSettings) -> RuleResult
         return _undecided("where the outputs part was not looked at")
     if not report.self_comparisons:
         return _undecided("the plain engine was not measured against itself")
+
     judged = judge_outputs(
         report.divergences,
         report.self_comparisons,
         dtype=report.dtype,
         alpha=settings.losslessness_alpha,
     )
+
     if judged.verdict is Verdict.INCONCLUSIVE:
         return _undecided(
             f"only {judged.num_gaps} gaps of equal context were seen, {MIN_GAPS} are needed"
         )
+
     largest = max(map(margin_of, report.divergences.values()), default=0.0)
     return RuleResult(
         rule="losslessness",
@@ -245,6 +248,7 @@ def two_sample_p_value(
         observed += _distance(codes, is_drafted[None])[0]
         order = generator.permuted(np.tile(is_drafted, (num_permutations, 1)), axis=1)
         permuted += _distance(codes, order)
+
     at_least = np.count_nonzero(permuted >= observed - 1e-9)
     return float((1 + at_least) / (1 + num_permutations))
 
@@ -278,6 +282,7 @@ def _distance(
         total += ((drafted - expected) ** 2 / (expected * (1 - share))).sum(axis=1) / (
             num_kinds - 1
         )
+
     return total
 
 
@@ -301,6 +306,7 @@ def _words(report: AcceptanceReport, judged: JudgedOutputs, *, level: float) -> 
         f"{judged.margins_p_value:.2g}), rounding"
         f" moved its gaps by up to {moved:.3f}",
     ]
+
     if judged.beyond:
         name, one = max(judged.beyond.items(), key=lambda item: margin_of(item[1]))
         size = "an answer cut short" if one.margin_nats is None else f"{one.margin_nats:.2f} nats"
@@ -309,4 +315,5 @@ def _words(report: AcceptanceReport, judged: JudgedOutputs, *, level: float) -> 
             f"{len(judged.beyond)} beyond rounding, the largest {least}{size} at token "
             f"{one.position + 1} of {name}"
         )
+
     return "; ".join(words)

@@ -50,6 +50,7 @@ def draw_outputs(
         raise EvaluationError(
             "greedy outputs are not drawn", got=f"temperature {settings.temperature:g}"
         )
+
     chosen = list(prompts[: settings.num_draw_prompts])
     drawn = []
     for endpoint, transport in zip((candidate, plain), transports, strict=True):
@@ -61,6 +62,7 @@ def draw_outputs(
             transport=transport,
         )
         drawn.append(asyncio.run(_draw(client, chosen, settings, progress)))
+
     return SampledOutputs(temperature=settings.temperature, drafted=drawn[0], plain=drawn[1])
 
 
@@ -80,9 +82,11 @@ async def _draw(
             with_token_ids=True,
             progress=progress,
         )
+
     drawn: dict[str, list[tuple[int, ...]]] = {prompt.prompt_id: [] for prompt in prompts}
     for prompt, answer in zip(repeated, answers, strict=True):
         if isinstance(answer, PromptTooLongError):
             raise answer
         drawn[prompt.prompt_id].append(answer.token_ids)
+
     return {prompt_id: tuple(draws) for prompt_id, draws in drawn.items()}

@@ -43,12 +43,14 @@ class OutputWatch:
             for n, one in plain.answers.items()
             if n in told and digest_tokens(one.token_ids) != told[n]
         ]
+
         if strange or not plain.answers.keys() & told.keys():
             raise EvaluationError(
                 "the plain engine's answers are not those of the gate's report",
                 got=strange[0] if strange else "no answer to any of its prompts",
                 fix="Gate the drafter again.",
             )
+
         self._plain = {
             name: GreedyAnswer(one.token_ids, one.top) for name, one in plain.answers.items()
         }
@@ -56,6 +58,7 @@ class OutputWatch:
         self._dtype = report.dtype
         self._alpha = alpha / len(plain.answers)
         self._divergences: dict[str, Divergence] = {}
+
         self._lengths: dict[str, int] = {}
 
     @property
@@ -75,12 +78,14 @@ class OutputWatch:
         plain = self._plain.get(prompt_id)
         if plain is None or prompt_id in self._lengths or not token_ids:
             return
+
         ours, length = tuple(token_ids), len(token_ids)
         if was_cut or len(ours) > len(plain.token_ids):
             # Either may have had the smaller limit: what both hold is compared.
             length = min(len(ours), len(plain.token_ids))
             ours = ours[:length]
             plain = GreedyAnswer(plain.token_ids[:length], plain.top[:length])
+
         self._lengths[prompt_id] = length
         parted = divergence(plain, GreedyAnswer(ours))
         if parted is not None:
@@ -96,6 +101,7 @@ class OutputWatch:
         judged = judge_outputs(self._divergences, itself, dtype=self._dtype, alpha=self._alpha)
         if judged.verdict is not Verdict.FAIL:
             return None
+
         largest = max(map(margin_of, self._divergences.values()))
         return (
             f"{len(self._divergences)} of {self.num_compared} outputs part from the target's "

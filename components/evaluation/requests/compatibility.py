@@ -93,6 +93,7 @@ def compatibility_of(
     kept = _kept(path)
     if kept is not None:
         return kept
+
     table = measure_compatibility(
         plain,
         drafting,
@@ -102,6 +103,7 @@ def compatibility_of(
         progress=progress,
         transport=transport,
     )
+
     table.write(path)
     return table
 
@@ -173,6 +175,7 @@ def compatibility_rule(
         return RuleResult(
             rule=RULE, verdict=Verdict.INCONCLUSIVE, value=None, threshold=0, detail="not measured"
         )
+
     lost = [row for row in table.rows if row.is_lost and row.drafting is not Served.NOT_SENT]
     binding = [row for row in lost if row.feature in required]
     unknown = [name for name in required if all(row.feature != name for row in table.rows)]
@@ -180,6 +183,7 @@ def compatibility_rule(
     words = [f"with a drafter {row.drafting}: {row.feature} ({row.detail})" for row in binding]
     words += [f"not measured: {', '.join(unknown)}"] if unknown else []
     words += ["all required requests are served"] if not words else []
+
     words += (
         [f"also lost, not required: {', '.join(row.feature for row in others)}"] if others else []
     )
@@ -212,12 +216,14 @@ def _probe_all(
             f"arm '{endpoint.arm}': a plain chat request is not served",
             got=f"HTTP {status}: {_refusal(body)}",
         )
+
     engine = ProbedEngine(endpoint.model, _max_model_len(client, endpoint), text_of(body))
     todo = [first, *probes(engine), *([seed_probe(endpoint.model)] if device != "cpu" else [])]
     found = {}
     for probe in todo:
         found[probe.feature] = _result(probe, *_send(client, endpoint, probe))
         answered.append(probe.feature)
+
     return engine, {"seed": (Served.NOT_SENT, SEED_NOT_SENT), **found}
 
 
@@ -268,6 +274,7 @@ def _send(client: httpx.Client, endpoint: ArmEndpoint, probe: Probe) -> tuple[in
             fix="Look at the end of the engine's log: a request that ends an engine must not "
             "reach it.",
         ) from None
+
     if response.is_server_error and not _is_alive(client):
         raise EvaluationError(
             f"arm '{endpoint.arm}': the engine ended at a request with {probe.feature}",
@@ -277,6 +284,7 @@ def _send(client: httpx.Client, endpoint: ArmEndpoint, probe: Probe) -> tuple[in
         )
     if response.is_success and probe.payload.get("stream"):
         return response.status_code, read_stream(response.text)
+
     try:
         return response.status_code, response.json()
     except ValueError:
@@ -331,6 +339,7 @@ def _told(client: httpx.Client, endpoint: ArmEndpoint, path: str) -> dict[str, A
             f"arm '{endpoint.arm}': the engine does not tell {path}",
             got=f"{type(error).__name__} at {endpoint.url}",
         ) from None
+
     if not isinstance(told, dict):
         raise EvaluationError(
             f"arm '{endpoint.arm}': the engine's {path} is not what vLLM sends", got=told

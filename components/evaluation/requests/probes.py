@@ -69,6 +69,7 @@ def probes(engine: ProbedEngine) -> list[Probe]:
     sampled = {"temperature": 1.0}
     told = {"logprobs": True, "top_logprobs": 3}
     stop = stop_string(engine.answer)
+
     return [
         chat(
             model, "stream", {"stream": True, "stream_options": {"include_usage": True}}, _streamed

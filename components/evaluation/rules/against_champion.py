@@ -48,12 +48,14 @@ def non_inferiority(
         alpha_pass=settings.non_inferiority_alpha,
         alpha_fail=settings.alpha,
     )
+
     known = {name: one for name, one in estimates.items() if one is not None}
     worse = holm(
         {name: one.p_below(-settings.non_inferiority_margin) for name, one in known.items()}
     )
     better = holm({name: one.p_above(0.0) for name, one in known.items()})
     rules = []
+
     for name, pair in pairs.items():
         p_values = {}
         if name in known:
@@ -63,6 +65,7 @@ def non_inferiority(
                 "better (Holm)": better[name],
             }
         rules.append(_slice_rule(name, pair, estimates[name], verdicts[name], p_values, settings))
+
     return rules
 
 
@@ -78,6 +81,7 @@ def _slice_rule(
     verdict, note = pass_if_enough(verdict, estimate, num_prompts, settings)
     if p_values.get("better (Holm)", 1.0) <= settings.alpha:
         note = "; ".join(word for word in (note, "better than the champion here") if word)
+
     # The interval of the level that the verdict rests on: a fail is one at `alpha`, which Holm only
     # makes harder.
     alpha = settings.alpha if verdict is Verdict.FAIL else settings.non_inferiority_alpha
@@ -109,6 +113,7 @@ def superiority(candidate: ArmReport, champion: ArmReport, settings: GateSetting
     verdict, note = pass_if_enough(
         threshold_verdict(estimate, 0.0, alpha=settings.alpha), estimate, len(pair[0]), settings
     )
+
     return estimated_rule(
         SUPERIOR,
         estimate,
@@ -140,6 +145,7 @@ def non_inferior_when_sampled(
     alpha = settings.non_inferiority_alpha
     verdict = threshold_verdict(estimate, -settings.non_inferiority_margin, alpha=alpha)
     verdict, note = pass_if_enough(verdict, estimate, len(pair[0]), settings)
+
     return estimated_rule(
         f"non-inferior at temperature {temperature:g}",
         estimate,

@@ -46,6 +46,7 @@ def finite_figures(report: AcceptanceReport) -> RuleResult:
     arms = dict(report.arms)
     for further in report.further_temperatures:
         arms |= {f"{arm} at {further.temperature:g}": one for arm, one in further.arms.items()}
+
     broken = [
         f"{arm}.{name}"
         for arm, one in arms.items()
@@ -53,10 +54,12 @@ def finite_figures(report: AcceptanceReport) -> RuleResult:
         if not math.isfinite(x)
     ]
     gap = report.train_served_gap
+
     if gap is not None and not all(
         map(math.isfinite, (gap.teacher_forced, gap.reference, gap.served))
     ):
         broken.append("train_served_gap")
+
     return RuleResult(
         rule="finite figures",
         verdict=Verdict.FAIL if broken else Verdict.PASS,
@@ -78,12 +81,14 @@ def _figures(arm: ArmReport) -> list[tuple[str, float]]:
         (f"acceptance_by_position.{k}", value)
         for k, value in enumerate(arm.acceptance_by_position, start=1)
     ]
+
     figures += [
         (f"interval_by_slice.{name}", end)
         for name, ends in arm.interval_by_slice.items()
         for end in ends
     ]
     figures += [(f"latency of {prompt.prompt_id}", prompt.latency_s) for prompt in arm.prompts]
+
     return figures + [figure for point in arm.speed for figure in _speed_figures(point)]
 
 
@@ -134,6 +139,7 @@ def min_acceptance(
         and estimate.value - 1 < FUTILE_SHARE * (threshold - 1)
         and not is_short
     )
+
     note = (
         "no target step had a draft"
         if not den.sum()
@@ -141,6 +147,7 @@ def min_acceptance(
         if is_futile
         else note
     )
+
     bootstrap = bootstrap_ratio(
         num,
         den,
@@ -149,6 +156,7 @@ def min_acceptance(
         confidence=1 - 2 * settings.alpha,
         strata=strata,
     )
+
     return estimated_rule(
         name,
         estimate,
@@ -191,12 +199,14 @@ def speedup_at_serving(report: AcceptanceReport, settings: GateSettings) -> Rule
     ours, theirs = (_rounds(arms.get(arm, ()), level) for arm in (Arm.CANDIDATE, Arm.NO_DRAFT))
     estimate = estimate_speedup(ours, theirs)
     confidence = 1 - 2 * settings.alpha
+
     further = None
     interval = estimate.interval(confidence) if estimate else None
     verdict = threshold_verdict(estimate, limit, alpha=settings.alpha)
     if verdict is Verdict.INCONCLUSIVE:
         needed = rounds_needed(ours, theirs, limit, alpha=next_level(settings.alpha, settings))
         further = max(needed - len(ours), 1) if needed is not None else None
+
     return RuleResult(
         rule=f"speed-up at {level} in flight",
         verdict=verdict,
@@ -237,6 +247,7 @@ def _speed_words(
         words.append(
             f"not measured in the same rounds: {len(ours)} of candidate, {len(theirs)} of no_draft"
         )
+
     if further is not None:
         least = "at least" if interval is None else "about"
         words.append(f"{least} {further:,} more round{'s' if further > 1 else ''} would decide it")
@@ -252,6 +263,7 @@ def train_served(gap: TrainServedGap | None, settings: GateSettings) -> RuleResu
     value = None
     verdict = Verdict.INCONCLUSIVE
     detail = "not measured"
+
     if gap is not None:
         value = gap.gap
         verdict = Verdict.PASS if value <= settings.max_train_served_gap else Verdict.FAIL
@@ -262,6 +274,7 @@ def train_served(gap: TrainServedGap | None, settings: GateSettings) -> RuleResu
         detail += f" over {gap.num_prompts} prompts"
         if gap.diverging_position is not None:
             detail += f"; they differ most at draft position {gap.diverging_position}"
+
     return RuleResult(
         rule="train-served gap",
         verdict=verdict,
@@ -280,10 +293,12 @@ def memory(report: AcceptanceReport, settings: GateSettings) -> RuleResult | Non
     value = None
     verdict = Verdict.INCONCLUSIVE
     detail = "not measured for both arms"
+
     if ours and plain:
         value = ours / plain - 1
         verdict = Verdict.PASS if value <= settings.max_memory_growth else Verdict.FAIL
         detail = f"peak {ours / 2**30:.2f} GiB against {plain / 2**30:.2f} GiB without a drafter"
+
     return RuleResult(
         rule="memory",
         verdict=verdict,

@@ -87,6 +87,7 @@ def _differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
     ):
         if got != wanted:
             yield f"{what} {got} for {wanted}"
+
     yield from _prompt_differences(report, asked)
     yield from _arm_differences(report, asked)
     yield from _comparison_differences(report, asked)
@@ -101,10 +102,12 @@ def _prompt_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]
     wanted = {prompt.prompt_id: prompt.slice for prompt in asked.prompts}
     limit = asked.recipe.evaluation.max_excluded_share * len(wanted)
     excluded = set(report.excluded)
+
     if len(excluded) > limit or not excluded <= set(wanted):
         yield (
             f"{len(excluded)} prompts left out, at most {math.floor(limit)} of the recipe's may be"
         )
+
     for name in (Arm.CANDIDATE, Arm.NO_DRAFT, *([Arm.CHAMPION] if asked.champion_digest else [])):
         arm = report.arms.get(name)
         if arm is None:
@@ -126,14 +129,17 @@ def _arm_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
     evaluation = asked.recipe.evaluation
     if Arm.NO_DRAFT not in report.arms:
         yield "no plain engine beside the candidate"
+
     champion = report.arms.get(Arm.CHAMPION)
     if asked.champion_digest and (
         champion is None or champion.checkpoint_digest != asked.champion_digest
     ):
         yield f"the champion in service ({asked.champion_digest[:12]}) was not measured"
+
     further = {one.temperature: one.arms for one in report.further_temperatures}
     if set(further) != set(evaluation.temperatures[1:]):
         yield f"further temperatures {sorted(further)} for {sorted(evaluation.temperatures[1:])}"
+
     for temperature, arms in further.items():
         needed = min(evaluation.num_sampled_prompts, len(asked.prompts))
         for name in (Arm.CANDIDATE, *([Arm.CHAMPION] if asked.champion_digest else [])):
@@ -143,9 +149,11 @@ def _arm_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
                     f"{name} answered {got} prompts at temperature {temperature:g}, {needed} "
                     "are asked for"
                 )
+
     missing = set(evaluation.rivals) - {one.rival.method for one in report.rivals}
     if missing:
         yield f"rivals not measured: {', '.join(sorted(missing))}"
+
     for name in (Arm.CANDIDATE, Arm.NO_DRAFT):
         loads = (
             {point.requests_in_flight for point in report.arms[name].speed}
@@ -166,20 +174,24 @@ def _comparison_differences(report: AcceptanceReport, asked: Asked) -> Iterator[
     candidate, plain = report.arms.get(Arm.CANDIDATE), report.arms.get(Arm.NO_DRAFT)
     if candidate is None or plain is None:
         return
+
     wanted = expected_loads(asked.recipe, num_draft_tokens=len(candidate.acceptance_by_position))
     complete = {
         one.num_in_flight
         for one in report.self_comparisons
         if one.num_compared == len(plain.prompts)
     }
+
     if not set(wanted) <= complete:
         yield (
             f"the plain engine against itself at {sorted(complete)} in flight for {sorted(wanted)}"
         )
+
     drawn = {one.temperature for one in report.sampled_outputs if _is_drawn(one, asked)}
     missing = {
         temperature for temperature in asked.recipe.evaluation.temperatures if temperature > 0
     } - drawn
+
     if missing:
         yield (
             "no draws with and without the drafter at temperature "
@@ -229,6 +241,7 @@ def _wrong_figures(arm: ArmReport) -> list[str]:
         num_draft_tokens=len(arm.acceptance_by_position),
         engine_counters=arm.engine_counters,
     )
+
     names = (
         "acceptance_length",
         "draft_coverage",
@@ -236,6 +249,7 @@ def _wrong_figures(arm: ArmReport) -> list[str]:
         "acceptance_by_position",
         "acceptance_histogram",
     )
+
     return [name for name in names if not _same(getattr(arm, name), getattr(again, name))]
 
 

@@ -66,11 +66,13 @@ def decide(
     )
     if asked is not None:
         results = (as_asked(report, asked), *results)
+
     verdict = overall_verdict(result.verdict for result in results if result.binding)
     speed = {arm: one.speed for arm, one in report.arms.items()}
     ratios = reported_ratios(report)
     schedule = choose_schedule(ratios)
     is_above = any(result.rule == SUPERIOR and result.verdict is Verdict.PASS for result in results)
+
     return GateDecision(
         candidate_digest=candidate_digest,
         champion_digest=champion.checkpoint_digest if champion is not None else None,
@@ -110,12 +112,14 @@ def check_decision(
             got=report.digest,
             expected=decision.report_digest,
         )
+
     again = decide(
         report,
         settings=asked.recipe.gate,
         asked=asked,
         expected_fingerprint=decision.target_fingerprint,
     )
+
     if again.content_digest != decision.content_digest:
         raise ConfigError(
             "the report does not give this decision under the recipe",
@@ -179,11 +183,13 @@ def _results(
         position_collapse(candidate, champion, settings),
         rules.coverage(candidate, settings),
     ]
+
     if champion is not None:
         results += [
             *non_inferiority(candidate, champion, settings),
             superiority(candidate, champion, settings),
         ]
+
     results += [
         *_sampled(report, settings),
         rules.speedup_at_serving(report, settings),
@@ -194,6 +200,7 @@ def _results(
         compatibility_rule(report.compatibility, settings),
         *rival_rules(beaten_by(report, settings)),
     ]
+
     return tuple(result for result in results if result is not None)
 
 
@@ -218,4 +225,5 @@ def _sampled(report: AcceptanceReport, settings: GateSettings) -> list[RuleResul
                     candidate, champion, temperature=further.temperature, settings=settings
                 )
             )
+
     return results

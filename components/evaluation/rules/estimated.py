@@ -117,6 +117,7 @@ def estimated_rule(
         estimate, verdict, threshold, alpha=alpha, num_prompts=counted, settings=settings
     )
     words = [_interval_words(interval, confidence, counted), note]
+
     if verdict is Verdict.INCONCLUSIVE:
         words.append(_needed_words(needed, settings.max_further_prompts))
     return RuleResult(

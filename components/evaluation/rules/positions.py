@@ -44,9 +44,11 @@ def position_collapse(
     collapsed = _below_floor(candidate, floor, settings.alpha)
     collapsed |= _below_champion(candidate, champion, settings) if champion is not None else {}
     first = _first(candidate)
+
     verdict = threshold_verdict(first, floor, alpha=settings.alpha)
     if collapsed or not sum(prompt.num_steps for prompt in prompts):
         verdict = Verdict.FAIL
+
     told = ", ".join(f"{share:.2f}" for share in shares.values() if math.isfinite(share))
     return estimated_rule(
         "position collapse",
@@ -102,6 +104,7 @@ def _below_champion(
         )
         if estimate is not None:
             p_values[str(k)] = estimate.p_below(-settings.max_position_loss)
+
     return {
         int(
             k

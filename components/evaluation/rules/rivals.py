@@ -117,6 +117,7 @@ def _rival_report(report: AcceptanceReport, one: MeasuredRival) -> RivalReport:
             got=measured.engine_version,
             expected=report.engine_version,
         )
+
     asked = {prompt.prompt_id for prompt in report.arms[Arm.CANDIDATE].prompts}
     kept = tuple(prompt for prompt in measured.prompts if prompt.prompt_id in asked)
     if len(kept) != len(asked):
@@ -127,6 +128,7 @@ def _rival_report(report: AcceptanceReport, one: MeasuredRival) -> RivalReport:
             expected=f"{len(asked)} prompts",
             fix="Start both engines with the same limits.",
         )
+
     arm = arm_report(
         method,
         prompts=kept,
@@ -135,6 +137,7 @@ def _rival_report(report: AcceptanceReport, one: MeasuredRival) -> RivalReport:
         num_draft_tokens=one.rival.num_draft_tokens,
         engine_counters=measured.counters,
     )
+
     return RivalReport(rival=one.rival, arm=arm, no_draft_speed=one.no_draft_speed)
 
 
@@ -167,6 +170,7 @@ def _against(
     better = holm(
         {name: p for name, (one, _) in found.items() if (p := _p_better(one)) is not None}
     )
+
     worse = holm({name: p for name, (_, one) in found.items() if (p := _p_worse(one)) is not None})
     overall = _difference(whole)
     overall_low = _difference(whole, at_most=True)
@@ -175,6 +179,7 @@ def _against(
             rival, None, whole, overall, _p_better(overall), _p_worse(overall_low), settings
         )
     ]
+
     return rows + [
         _comparison(rival, name, pair, found[name][0], better.get(name), worse.get(name), settings)
         for name, pair in pairs.items()
@@ -196,6 +201,7 @@ def _comparison(
             standing = Standing.BETTER
         elif p_worse is not None and p_worse <= settings.alpha:
             standing = Standing.WORSE
+
     confidence = 1 - 2 * settings.alpha
     interval = estimate.interval(confidence) if estimate is not None else None
     is_finite = interval is not None and all(map(math.isfinite, interval))
@@ -245,6 +251,7 @@ def rival_rules(comparisons: Sequence[RivalComparison]) -> list[RuleResult]:
         Standing.NOT_SHOWN: Verdict.INCONCLUSIVE,
     }
     rules = []
+
     for overall in (one for one in comparisons if one.slice is None):
         slices = [one for one in comparisons if one.method == overall.method and one.slice]
         detail = (
@@ -269,4 +276,5 @@ def rival_rules(comparisons: Sequence[RivalComparison]) -> list[RuleResult]:
                 num_prompts=overall.num_prompts,
             )
         )
+
     return rules

@@ -136,6 +136,7 @@ def _bca(
     # Prompts that agree say nothing of those that were not drawn.
     if np.ptp(draws) <= 1e-12 * abs(estimate):
         return None
+
     # Ties count half, or a discrete statistic would be called biased.
     below = (np.count_nonzero(draws < estimate) + 0.5 * np.count_nonzero(draws == estimate)) / len(
         draws
@@ -144,6 +145,7 @@ def _bca(
     acceleration = _acceleration(statistic, groups)
     degrees = max(1, num_units - len(groups))
     reach = float(stats.t.ppf((1 + confidence) / 2, degrees)) * np.sqrt((degrees + 1) / degrees)
+
     z = np.array([-reach, reach])
     levels = ndtr(bias + (bias + z) / (1 - acceleration * (bias + z)))
     low, high = np.quantile(draws, levels)

@@ -31,6 +31,7 @@ def power(estimate: Estimate, threshold: float, *, num_prompts: int, alpha: floa
         return 1.0
     if estimate.at_origin:
         return float(estimate.p_below(threshold) ** (num_prompts / estimate.num_prompts) <= alpha)
+
     spread = estimate.standard_error * math.sqrt(estimate.num_prompts)
     distance = abs(estimate.log_value - math.log(threshold - estimate.origin))
     degrees = estimate.degrees_of_freedom * (num_prompts - 1) / (estimate.num_prompts - 1)
@@ -39,6 +40,7 @@ def power(estimate: Estimate, threshold: float, *, num_prompts: int, alpha: floa
     # Far beyond any power below one, where scipy's series no longer converges.
     if noncentrality > 30:
         return 1.0
+
     return float(stats.nct.sf(quantile, degrees, noncentrality))
 
 

@@ -119,6 +119,7 @@ def estimate_ratio(
     num_prompts = int(np.count_nonzero(used))
     if num_prompts < 2:
         return None
+
     value = ratio_of_sums(num, den)
     if value <= origin:
         return Estimate(
@@ -130,6 +131,7 @@ def estimate_ratio(
             num_prompts,
             num_trials=float(den.sum()),
         )
+
     counted = num - origin * den
     estimate = _estimate(
         value,
@@ -139,6 +141,7 @@ def estimate_ratio(
         one_count=1 / float(counted.sum()) ** 2,
         strata=_chosen(strata, used),
     )
+
     # The log took the skewness of easy prompts away, and more than that where there is none: never
     # back on its side.
     return replace(estimate, skewness=max(0.0, estimate.skewness))
@@ -172,9 +175,11 @@ def estimate_relative_difference(
     a, b, c, d = (np.asarray(array, float) for array in (num_a, den_a, num_b, den_b))
     if np.count_nonzero((b > 0) & (d > 0)) < 2:
         return None
+
     value = relative_difference(a, b, c, d)
     if not math.isfinite(value) or value <= -1:
         return None
+
     used = (b > 0) | (d > 0)
     # On the scale of the deviations, which are of whole ratios.
     one_count = 1 / float(a.sum() * c.sum())
@@ -261,6 +266,7 @@ def _estimate(
     degrees = 0
     groups = _groups(strata)
     centred = [deviations[members] - deviations[members].mean() for members in groups]
+
     for members, group in zip(groups, centred, strict=True):
         size = len(group)
         squares = float(np.sum(group**2))
@@ -269,12 +275,14 @@ def _estimate(
         added += max(float(np.mean(noise[members])), one_count)
         spread_of_variance += part**2 * (max(0.0, _excess_kurtosis(group)) / size + 2 / (size - 1))
         degrees += size - 1
+
     variance = observed + added
     effective = (
         min(float(degrees), 2 * variance**2 / spread_of_variance)
         if spread_of_variance
         else float(degrees)
     )
+
     return Estimate(
         value,
         origin,

@@ -94,6 +94,7 @@ class StampedStore(MooncakeHiddenStatesStore):
         self._fingerprint = fingerprint.digest
         self._layer_ids = tuple(stream["layer_ids"])
         self._dtype = str(stream["dtype"])
+
         self._orphan_ttl_s = float(stream["orphan_ttl_s"])
         self.held = HeldKeys(
             budget_bytes=int(stream["budget_bytes"]), orphan_ttl_s=self._orphan_ttl_s
@@ -135,6 +136,7 @@ class StampedStore(MooncakeHiddenStatesStore):
             num_tokens=num_tokens, num_layers=num_layers, hidden_size=hidden_size, dtype=self._dtype
         )
         store = self._require_store()
+
         self.held.admit(key, place.num_bytes, store=store)
         try:
             buffer = self._staging_buffer("put", place.num_bytes)[: place.num_bytes]
@@ -153,6 +155,7 @@ class StampedStore(MooncakeHiddenStatesStore):
         except BaseException:
             self.held.drop(key)
             raise
+
         self.held.confirm(key)
 
     def put_error(self, transfer_manifest: dict[str, Any], error: str) -> None:
@@ -216,6 +219,7 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
                 f"stream.layer_ids names {len(stream['layer_ids'])} layers,"
                 f" the engine extracts {self._num_hidden_states}"
             )
+
         config = MooncakeStoreConfig.from_dict(
             self._kv_transfer_config.get_from_extra_config("mooncake", {})
         )
@@ -242,14 +246,17 @@ class DSparkHiddenStatesConnector(MooncakeHiddenStatesConnector):
             RequestStatus.FINISHED_LENGTH_CAPPED,
             RequestStatus.FINISHED_STOPPED,
         )
+
         if name is None or not completed:
             self._request_keys.pop(request.request_id, None)
             return False, None
+
         try:
             key = store_key(self._store.run_id, checked_name(str(name), what="hidden_states_key"))
         except ConfigError as error:  # a client's mistake must not end the engine
             self._request_keys.pop(request.request_id, None)
             return False, {"error": str(error)}
+
         self._request_keys[request.request_id] = key
         _, manifest = super().request_finished(request, block_ids)
         assert manifest is not None

@@ -77,11 +77,13 @@ class HeldKeys:
                 for key, (_, put_at) in self._keys.items()
                 if put_at is not None and put_at < limit
             ]
+
         num_removed = 0
         for key in orphans:
             if store.remove(key, force=True) in (0, _OBJECT_NOT_FOUND):
                 self.drop(key)
                 num_removed += 1
+
         return num_removed
 
     def _forget_removed(self, store: Any) -> None:

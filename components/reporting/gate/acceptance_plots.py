@@ -64,6 +64,7 @@ def acceptance_by_slice(report: AcceptanceReport) -> Figure | None:
     arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_position]
     if not arms:
         return None
+
     slices = sorted({name for arm in arms for name in arm.acceptance_by_slice})
     names = [*slices, "all"]
     figure, axes = new_figure(
@@ -72,6 +73,7 @@ def acceptance_by_slice(report: AcceptanceReport) -> Figure | None:
         "per target step;"
         " 95 % intervals over prompts",
     )
+
     width = 0.8 / len(arms)
     for index, arm in enumerate(arms):
         offsets = [
@@ -102,6 +104,7 @@ def acceptance_by_slice(report: AcceptanceReport) -> Figure | None:
                     ha="center",
                     fontsize=8,
                 )
+
     counts = {name: sum(prompt.slice == name for prompt in arms[0].prompts) for name in slices}
     ticks = [f"{name}\n{counts[name]} prompts" for name in slices] + [
         f"all\n{len(arms[0].prompts)} prompts"
@@ -110,6 +113,7 @@ def acceptance_by_slice(report: AcceptanceReport) -> Figure | None:
     axes.set_ylabel("acceptance length (1.0 = no draft)")
     axes.set_ylim(1.0, max(1.1, axes.get_ylim()[1] * 1.06))
     axes.legend(frameon=False, fontsize=9, loc="upper right", ncols=len(arms))
+
     return figure
 
 
@@ -120,11 +124,13 @@ def acceptance_by_position(report: AcceptanceReport) -> Figure | None:
     arms = [arm for arm in ordered_arms(report) if arm.acceptance_by_position]
     if not arms:
         return None
+
     figure, axes = new_figure(
         "Acceptance by draft position",
         subtitle="share of target steps that accepted the draft token at this position (and all "
         "before it)",
     )
+
     for arm in arms:
         positions = range(1, len(arm.acceptance_by_position) + 1)
         axes.plot(
@@ -133,11 +139,13 @@ def acceptance_by_position(report: AcceptanceReport) -> Figure | None:
         )  # fmt: skip
         if arm.arm == arms[0].arm:
             _value_labels(axes, list(positions), list(arm.acceptance_by_position), "{:.2f}")
+
     axes.set_xticks(range(1, max(len(arm.acceptance_by_position) for arm in arms) + 1))
     axes.set_xlabel("draft position")
     axes.set_ylabel("share of steps")
     axes.set_ylim(0, max(0.05, *(max(arm.acceptance_by_position) for arm in arms)) * 1.2)
     axes.legend(frameon=False, fontsize=9, loc="upper right")
+
     return figure
 
 
@@ -148,11 +156,13 @@ def accepted_per_step(report: AcceptanceReport) -> Figure | None:
     arms = [arm for arm in ordered_arms(report) if sum(arm.acceptance_histogram)]
     if not arms:
         return None
+
     figure, axes = new_figure(
         "Draft tokens accepted per target step",
         subtitle="share of steps by tokens accepted",
         size=(8.0, 1.5 + 0.6 * len(arms)),
     )
+
     for row, arm in enumerate(arms):
         total = sum(arm.acceptance_histogram)
         start = 0.0
@@ -180,12 +190,14 @@ def accepted_per_step(report: AcceptanceReport) -> Figure | None:
                     color=ink,
                 )
             start += share
+
     axes.set_yticks(range(len(arms)), [label(arm.arm) for arm in arms])
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     axes.set_xlabel("share of target steps")
     axes.grid(axis="y", visible=False)
+
     return figure
 
 
@@ -198,16 +210,19 @@ def speed_by_requests_in_flight(
     arms = [arm for arm in ordered_arms(report) if arm.speed]
     if not arms:
         return None
+
     ratios = speedup(report)
     figure, axes = new_figure(
         "Throughput against requests in flight", subtitle=_speed_subtitle(ratios)
     )
+
     for arm in arms:
         levels = [point.requests_in_flight for point in arm.speed]
         rates = [point.output_tokens_per_s for point in arm.speed]
         axes.plot(
             levels, rates, marker="o", linewidth=2.2, color=colour(arm.arm), label=label(arm.arm)
         )
+
     _speed_labels(axes, arms)
     levels = sorted({point.requests_in_flight for arm in arms for point in arm.speed})
     axes.set_xscale("log", base=2)
@@ -217,6 +232,7 @@ def speed_by_requests_in_flight(
     axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
     axes.set_xlabel("requests in flight")
     axes.set_ylabel("output tokens per second")
+
     _mark_loads(axes, break_even(ratios), out_above, levels)
     axes.legend(
         frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=len(arms)
@@ -238,6 +254,7 @@ def _mark_loads(
             xytext=(-5 if is_right else 5, 0), textcoords="offset points", fontsize=9, color=BAD,
             ha="right" if is_right else "left",
         )  # fmt: skip
+
     if out_above and out_above < levels[-1]:
         axes.axvspan(out_above, levels[-1] * 1.25, color=BAD, alpha=0.06, linewidth=0)
         axes.annotate(
@@ -316,6 +333,7 @@ def _speed_labels(axes: Any, arms: Sequence[ArmReport]) -> None:
             by_level.setdefault(point.requests_in_flight, []).append(
                 (point.output_tokens_per_s, arm.arm)
             )
+
     for level, rates in by_level.items():
         ordered = sorted(rates)
         highest = ordered[-1][0]

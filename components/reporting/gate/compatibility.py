@@ -54,6 +54,7 @@ def compatibility_section(
         ]
         for row in table.rows
     ]
+
     lost = [FEATURE_WORDS[row.feature] for row in table.rows if row.is_lost]
     words = (
         f"Served without a drafter and not with it: {', '.join(lost)}."
@@ -64,11 +65,13 @@ def compatibility_section(
         f"vLLM {table.engine_version} on {table.device}, method {table.method}, measured"
         f" {table.created_at:%Y-%m-%d %H:%M} UTC on {table.model}, one request at a time."
     )
+
     columns = ("request", "required", "no draft", "drafting", "")
     body = (
         f"<p>{escape(words)}</p>{html_table(columns, rows, numbers=())}<p "
         f"class='note'>{escape(note)}</p>"
     )
+
     return f"<section><h2>Requests served</h2>{body}</section>\n"
 
 

@@ -23,6 +23,7 @@ def length_table(report: AcceptanceReport) -> tuple[tuple[str, ...], list[tuple[
     ids = set.intersection(
         *({prompt.prompt_id for prompt in one.arm.prompts} for one in report.draft_lengths)
     )
+
     own = (
         len(candidate.acceptance_by_position),
         candidate.prompts,
@@ -36,11 +37,13 @@ def length_table(report: AcceptanceReport) -> tuple[tuple[str, ...], list[tuple[
             for o in report.draft_lengths
         ),
     ]
+
     loads = sorted({point.requests_in_flight for _, _, speed, _ in measured for point in speed})
     rows = [
         (str(length), _length_over(prompts, ids), *_ratios(speed, base, loads))
         for length, prompts, speed, base in sorted(measured, key=lambda one: -one[0])
     ]
+
     return (
         "draft tokens",
         f"acceptance length ({len(ids)} prompts)",

@@ -33,6 +33,7 @@ def paired_differences(decision: GateDecision) -> Figure | None:
     rules = [rule for rule in rules if rule.value is not None and rule.interval is not None]
     if not rules:
         return None
+
     figure, axes = new_figure(
         "Candidate against champion, same prompts",
         subtitle=_subtitle(rules),
@@ -40,6 +41,7 @@ def paired_differences(decision: GateDecision) -> Figure | None:
     )
     for row, rule in enumerate(rules):
         _row(axes, row, rule)
+
     margins = {
         rule.threshold
         for rule in rules
@@ -49,6 +51,7 @@ def paired_differences(decision: GateDecision) -> Figure | None:
     axes.set_yticks(range(len(rules)), [_name(rule) for rule in rules])
     axes.set_ylim(len(rules) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
+
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     _x_axis(axes, rules, margins)
     return figure
@@ -64,9 +67,11 @@ def _row(axes: Any, row: int, rule: RuleResult) -> None:
         linewidth=2.6,
         solid_capstyle="butt",
     )
+
     if rule.bootstrap_interval is not None:
         ends = [100 * end for end in rule.bootstrap_interval]
         axes.plot(ends, [row + 0.22] * 2, color=colour, linewidth=1, alpha=0.6)
+
     marker = "D" if rule.rule == OVERALL_RULE else "o"
     axes.plot([100 * rule.value], [row], marker=marker, markersize=7, color=colour)
     axes.annotate(
@@ -105,6 +110,7 @@ def _x_axis(axes: Any, rules: list[RuleResult], margins: set[float]) -> None:
     ]
     ends += [0.0, *(100 * margin for margin in margins)]
     space = 0.06 * (max(ends) - min(ends) or 1.0)
+
     # The margin's name stands left of its line.
     axes.set_xlim(min(ends) - 2.5 * space, max(ends) + space)
     axes.set_xlabel(

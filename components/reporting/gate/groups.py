@@ -65,6 +65,7 @@ def warm_prefix_section(points: Sequence[WarmPrefixPoint]) -> str:
         ]
         for point in points
     ]
+
     if not rows:
         return ""
     table = html_table(columns, rows, numbers=range(1, len(columns)))
@@ -87,11 +88,13 @@ def _group_table(heading: str, arms: Groups) -> str:
     names = list(dict.fromkeys(name for order in orders for name in order))
     by_arm = [{group.group: group for group in groups} for _, groups in arms]
     rows = []
+
     for name in names:
         most = max(groups[name].num_prompts for groups in by_arm if name in groups)
         rows.append(
             [escape(name), str(most), *(_cell(groups.get(name), most) for groups in by_arm)]
         )
+
     columns = [heading, "prompts", *(label(arm) for arm, _ in arms)]
     return html_table(columns, rows, numbers=range(1, len(columns))) if rows else ""
 

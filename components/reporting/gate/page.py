@@ -108,6 +108,7 @@ def gate_page(
         _section("Where the candidate lost most", _lost(report, prompts or {}), figures),
         _section("What was measured", _inputs(report, decision), figures),
     ]
+
     title = escape(f"Gate: {decision.verdict}, {report.target.name}")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -129,6 +130,7 @@ def lost_prompts(report: AcceptanceReport, *, num: int = NUM_LOST) -> tuple[str,
         {prompt.prompt_id: prompt for prompt in champion.prompts} if champion is not None else {}
     )
     lost = []
+
     for prompt in candidate.prompts:
         if not prompt.num_steps:
             continue
@@ -141,6 +143,7 @@ def lost_prompts(report: AcceptanceReport, *, num: int = NUM_LOST) -> tuple[str,
         lost.append(
             LostPrompt(prompt.prompt_id, prompt.slice, _length(prompt), other, prompt.num_steps)
         )
+
     ordered = sorted((one for one in lost if one.loss > 0), key=lambda one: -one.loss)
     return ("champion" if champion is not None else "its slice"), ordered[:num]
 
@@ -158,6 +161,7 @@ def _head(report: AcceptanceReport, decision: GateDecision) -> str:
     facts = [
         ("acceptance length", f"{candidate.acceptance_length:.2f}", f"tokens per step{spread}")
     ]
+
     overall = next((rule for rule in decision.rules if rule.rule == "superior overall"), None)
     if overall is not None and overall.value is not None:
         facts.append(
@@ -167,6 +171,7 @@ def _head(report: AcceptanceReport, decision: GateDecision) -> str:
                 claim or "difference, same prompts",
             )
         )
+
     facts += [
         (f"{level} in flight", f"{ratio:.2f}x", "tok/s over no draft")
         for level, ratio in sorted(ratios.items())[:3]
@@ -177,6 +182,7 @@ def _head(report: AcceptanceReport, decision: GateDecision) -> str:
         f'<div class="unit">{escape(unit)}</div></div>'
         for what, number, unit in facts
     )
+
     deciding = [
         rule.rule for rule in decision.rules if rule.binding and rule.verdict == decision.verdict
     ]
@@ -185,6 +191,7 @@ def _head(report: AcceptanceReport, decision: GateDecision) -> str:
         Verdict.FAIL: "failed: ",
         Verdict.INCONCLUSIVE: "undecided: ",
     }
+
     why = words[decision.verdict] + (
         "" if decision.verdict is Verdict.PASS else ", ".join(deciding)
     )
@@ -211,11 +218,13 @@ def _lengths(report: AcceptanceReport) -> str:
         for name in slices
     }
     columns = ["", *(f"{name} ({count[name]})" for name in slices), "all"]
+
     best = {
         name: max(arm.acceptance_by_slice.get(name, 0.0) for arm in arms) if len(arms) > 1 else None
         for name in slices
     }
     rows = [[_arm_name(arm), *_cells(arm, slices, best)] for arm in arms]
+
     for further in report.further_temperatures:
         for arm in further.arms.values():
             if arm.acceptance_by_position:
@@ -224,6 +233,7 @@ def _lengths(report: AcceptanceReport) -> str:
                     f"{len(arm.prompts)} prompts"
                 )
                 rows.append([name, *_cells(arm, slices, {})])
+
     note = (
         f"Tokens per target step at temperature {report.temperature:g}, bonus token "
         "included; prompts in brackets."
@@ -249,6 +259,7 @@ def _speed(report: AcceptanceReport, decision: GateDecision) -> str:
     arms = [arm for arm in ordered_arms(report) if arm.speed]
     if not arms:
         return ""
+
     ratios = {arm.arm: speedup(report, arm=arm.arm) for arm in arms}
     levels = sorted({point.requests_in_flight for arm in arms for point in arm.speed})
     rows = []
@@ -261,6 +272,7 @@ def _speed(report: AcceptanceReport, decision: GateDecision) -> str:
             row.append(f"{point.output_tokens_per_s:.0f}{told}" if point else "-")
             row.append(f"{point.ttft_p50_ms:.0f} / {point.itl_p50_ms:.1f}" if point else "-")
         rows.append(row)
+
     columns = [
         "in flight",
         *(text for arm in arms for text in (f"{label(arm.arm)}, tok/s", "TTFT / ITL, ms")),
@@ -270,9 +282,11 @@ def _speed(report: AcceptanceReport, decision: GateDecision) -> str:
     rule = ", ".join(
         f"{low} to {high} in flight: {k}" for low, high, k in decision.speculative_schedule
     )
+
     words += [f"Draft tokens by load: {rule}." if rule else ""]
     if decision.drafter_out_above is not None:
         words.append(f"Take the drafter out above {decision.drafter_out_above} requests in flight.")
+
     note = " ".join(word for word in words if word)
     return (
         _table(columns, rows, numbers=range(len(columns))) + f"<p class='note'>{escape(note)}</p>"
@@ -308,6 +322,7 @@ def _lost(report: AcceptanceReport, prompts: Mapping[str, str]) -> str:
     against, lost = lost_prompts(report)
     if not lost:
         return "<p class='note'>On none.</p>"
+
     rows = [
         [
             escape(one.slice),
@@ -318,11 +333,13 @@ def _lost(report: AcceptanceReport, prompts: Mapping[str, str]) -> str:
         ]
         for one in lost
     ]
+
     note = (
         f"Against {against}; lost: tokens more that the same steps would have committed at "
         "the other length."
     )
     table = _table(["slice", "prompt", "candidate", against, "lost"], rows, numbers=(2, 3, 4))
+
     return table + f"<p class='note'>{escape(note)}</p>"
 
 
@@ -348,6 +365,7 @@ def _inputs(report: AcceptanceReport, decision: GateDecision) -> str:
         ("decision, content digest", decision.content_digest),
         ("signature", decision.signature or "none: no signing key was configured"),
     ]
+
     rows = [[escape(name), f"<code>{escape(value)}</code>"] for name, value in facts]
     return _table(["", ""], rows, numbers=())
 

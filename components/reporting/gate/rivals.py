@@ -55,6 +55,7 @@ def _words(comparisons: Sequence[RivalComparison]) -> str:
         ]
         words = "; ".join(f"{standing} on {', '.join(names)}" for standing, names in told if names)
         lines.append(f"Against {method}: {words or 'better on every slice'}.")
+
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
@@ -63,6 +64,7 @@ def _lengths(comparisons: Sequence[RivalComparison]) -> str:
     slices = [*dict.fromkeys(one.slice for one in comparisons if one.slice is not None), None]
     by_key = {(one.method, one.slice): one for one in comparisons}
     rows = []
+
     for name in slices:
         found = [by_key[method, name] for method in methods if (method, name) in by_key]
         cells = [
@@ -78,11 +80,13 @@ def _lengths(comparisons: Sequence[RivalComparison]) -> str:
                 for at, cell in enumerate(cells)
             ]
         )
+
     columns = ["slice", "prompts", "candidate"]
     numbers = [1, 2]
     for method in methods:
         numbers.append(len(columns))
         columns += [method, f"candidate against {method}"]
+
     return html_table(columns, rows, numbers=numbers)
 
 
@@ -112,6 +116,7 @@ def _speed(report: AcceptanceReport) -> str:
             plain.speed if plain else (),
         )
     ]
+
     arms += [
         (one.rival.method, one.rival.num_draft_tokens, one.arm, one.no_draft_speed)
         for one in report.rivals
@@ -127,6 +132,7 @@ def _speed(report: AcceptanceReport) -> str:
         ]
         for name, num_drafts, arm, base in arms
     ]
+
     columns = [
         "",
         "draft tokens",
@@ -134,6 +140,7 @@ def _speed(report: AcceptanceReport) -> str:
         "length over those",
         *(f"{k} in flight" for k in loads),
     ]
+
     note = (
         "In flight: tok/s over no draft, in turns with it. A length over drafted steps alone "
         "flatters a rival."

@@ -146,6 +146,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
         ]
         # vLLM refuses this flag on an engine without a drafter.
         command += ["--per-request-spec-decode-metrics", "summary"]
+
     return command + list(extra)
 
 
@@ -160,6 +161,7 @@ def speculative_config(spec: EngineSpec) -> dict[str, object]:
         return _rival_config(spec, spec.rival)
     if spec.checkpoint is None:
         raise ConfigError(f"engine '{spec.name}' has no drafter checkpoint")
+
     num_draft_tokens = spec.checkpoint.num_draft_tokens
     # DSpark needs model runner V2, which needs Triton; on CPU the plug-in brings it under the name
     # dflash.
@@ -170,6 +172,7 @@ def speculative_config(spec: EngineSpec) -> dict[str, object]:
         "num_speculative_tokens": num_draft_tokens,
         "draft_sample_method": spec.draft_sample_method,
     }
+
     if spec.schedule:
         if max(row.num_draft_tokens for row in spec.schedule) > num_draft_tokens:
             raise ConfigError(
@@ -179,6 +182,7 @@ def speculative_config(spec: EngineSpec) -> dict[str, object]:
                 expected=f"K <= {num_draft_tokens}",
             )
         config["num_speculative_tokens_per_batch_size"] = [list(row) for row in spec.schedule]
+
     return config
 
 
@@ -190,13 +194,16 @@ def _rival_config(spec: EngineSpec, rival: Rival) -> dict[str, object]:
             fix="A rival drafts in place of a checkpoint, at every load alike: leave one of "
             "them out.",
         )
+
     config: dict[str, object] = {
         "method": rival.method,
         "num_speculative_tokens": rival.num_draft_tokens,
     }
+
     if rival.method == "ngram":
         shortest, longest = rival.lookup
         return config | {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
+
     check_suffix_installed()
     # The tree over past answers is left out. With it a prompt's drafts depend on the prompts before
     # it, which no statistic over prompts allows for, and the second round of a speed measurement
@@ -282,6 +289,7 @@ def _common_arguments(spec: EngineSpec) -> list[str]:
         "--max-num-seqs",
         str(settings.max_num_seqs),
     ]
+
     arguments += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
     # The model's own generation_config.json would silently change sampling (repetition penalty,
     # top-p).
@@ -292,6 +300,7 @@ def _common_arguments(spec: EngineSpec) -> list[str]:
         "--uvicorn-log-level",
         "warning",
     ]
+
     # How many prompt tokens came from the prefix cache.
     arguments += ["--enable-prompt-tokens-details"]
     return arguments + (["--enforce-eager"] if settings.enforce_eager else [])
@@ -311,6 +320,7 @@ def _cpu_environment(spec: EngineSpec, preloads: list[str]) -> dict[str, str]:
     libraries = preloads + [path for path in inherited if path not in preloads]
     if libraries:
         environment["LD_PRELOAD"] = ":".join(libraries)
+
     if spec.settings.tensor_parallel_size == 1:
         # The model runs inside the scheduler's process, not in a worker of its own: one start of
         # Python, torch and vLLM less (10 s and 0.6 GB), at the same speed. vLLM then sets no OpenMP
@@ -322,6 +332,7 @@ def _cpu_environment(spec: EngineSpec, preloads: list[str]) -> dict[str, str]:
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
         environment["KMP_BLOCKTIME"] = str(OPENMP_SPIN_MS)
         environment["KMP_TPAUSE"] = "0"
+
     return environment
 
 
@@ -363,6 +374,7 @@ def _named_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
                 named += [(str(key), str(item)) for key, item in json.loads(value).items()]
             except ValueError:
                 raise ConfigError("an engine argument is not valid JSON", got=argument) from None
+
     return named
 
 

@@ -208,6 +208,7 @@ class Engine:
                     progress(f"starting engine {self.spec.name}", int(waited_s), int(timeout_s))
                     next_word_s = waited_s + PROGRESS_EVERY_S
                 time.sleep(READY_POLL_S)
+
         return self
 
     def stop(self) -> None:
@@ -294,6 +295,7 @@ def start_engines(
             )
             for spec in specs
         ]
+
         for engine in engines:
             engine.wait_ready(progress=progress)
         yield engines
@@ -433,6 +435,7 @@ def _start_guarded(
     # -I: the guard's own folder must not shadow the standard library, nor the parent's PYTHONPATH
     # slow it down.
     prefix = [sys.executable, "-I", str(guard.__file__), str(owner_file), str(STOP_GRACE_S)]
+
     with log_path.open("wb") as log:
         return subprocess.Popen(
             prefix + command,

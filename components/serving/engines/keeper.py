@@ -57,6 +57,7 @@ class EngineKeeper:
             return
         if not self._was_ready or self.num_restarts == MAX_RESTARTS:
             self._engine.wait_ready()  # raises
+
         self._died_at = time.monotonic() if self._died_at is None else self._died_at
         try:
             self._engine = self._pool.restart(self._key, number=self.num_restarts + 1)
@@ -64,6 +65,7 @@ class EngineKeeper:
             if time.monotonic() - self._died_at < PORT_GRACE_S:
                 return  # the kernel is still taking its processes down; the next check tries again
             raise
+
         self.num_restarts += 1
         self._was_ready = False
         self._died_at = None

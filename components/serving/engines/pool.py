@@ -54,6 +54,7 @@ class EnginePool:
             running = self._engines.get(key)
             if running is not None and running.is_alive():
                 return running
+
             spec = make_spec(self._take_port())
             engine = Engine.start(
                 spec,
@@ -61,6 +62,7 @@ class EnginePool:
                 fingerprint=fingerprint,
                 allow_unbound=allow_unbound,
             )
+
             self._engines[key] = engine
             return engine
 

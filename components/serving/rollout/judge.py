@@ -121,10 +121,12 @@ def judge_step(
     candidate, baseline = summarise(records, Slot.CANDIDATE), summarise(records, Slot.BASELINE)
     if candidate_status is not None:
         return False, f"the splitter finds the candidate {candidate_status}"
+
     num_requests, num_errors = (
         candidate.num_requests + num_redispatched,
         candidate.num_errors + num_redispatched,
     )
+
     if num_errors > settings.max_error_share * num_requests:
         first = candidate.first_error or "the splitter sent them to the baseline instead"
         limit = f"allowed {settings.max_error_share:.1%}"
@@ -139,6 +141,7 @@ def judge_step(
         )
     if elapsed_s < settings.step_s:
         return None, f"{elapsed_s:.1f} of {settings.step_s:g} s"
+
     return _judge_statistics(
         candidate,
         baseline,
@@ -163,6 +166,7 @@ def _judge_statistics(
         notes.append(f"draft coverage {coverage:.2f}, at least {min_draft_coverage:.2f}")
         if coverage < min_draft_coverage:
             return False, notes[-1]
+
     if gate_acceptance_length is not None:
         if length is None or candidate.num_steps < settings.min_steps_for_acceptance:
             needed = settings.min_steps_for_acceptance
@@ -177,6 +181,7 @@ def _judge_statistics(
             )
             if length < least:
                 return False, notes[-1]
+
     if min(candidate.num_answered, baseline.num_answered) < enough:
         numbers = (
             f"{candidate.num_answered} and {baseline.num_answered} requests, {enough} of "
@@ -190,6 +195,7 @@ def _judge_statistics(
         )
         if ratio > settings.max_latency_ratio:
             return False, notes[-1]
+
     return True, "; ".join(notes)
 
 

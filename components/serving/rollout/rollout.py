@@ -205,10 +205,12 @@ class _Step:
             watch=self._watch,
             request_timeout_s=request_timeout_s,
         )
+
         duration_s = time.monotonic() - start_s
         if self._healthy:
             # Requests that were in flight count too.
             self._judge(records, max(duration_s, self._settings.step_s))
+
         return build_step(
             records,
             weight_percent=self._weight_percent,
@@ -223,9 +225,11 @@ class _Step:
         if self._healthy is None and elapsed_s >= self._settings.max_step_s:
             self._healthy = False
             self._reason = f"undecided after {elapsed_s:.0f} s: {self._reason}"
+
         if self._healthy is False:
             # At once, before the requests in flight are waited for.
             self._splitter.set_weight_percent(0)
+
         if self._progress is not None and elapsed_s >= self._next_word_s:
             self._next_word_s = elapsed_s + PROGRESS_EVERY_S
             self._progress(
@@ -233,6 +237,7 @@ class _Step:
                 int(elapsed_s),
                 int(self._settings.max_step_s),
             )
+
         return self._healthy is not None
 
     def _judge(self, records: Sequence[RequestRecord], elapsed_s: float) -> None:
@@ -274,6 +279,7 @@ def _check(
             got=baseline_kind,
             expected=" or ".join(get_args(BaselineKind)),
         )
+
     weights = settings.weights_percent
     if not weights or list(weights) != sorted(set(weights)) or weights[0] < 1 or weights[-1] != 100:
         raise ConfigError(

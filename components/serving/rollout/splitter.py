@@ -115,6 +115,7 @@ class Splitter:
         changes = [(Slot.CANDIDATE, candidate), (Slot.BASELINE, baseline)]
         if baseline:
             changes = [(Slot.BASELINE, baseline), (Slot.CANDIDATE, 0), (Slot.CANDIDATE, candidate)]
+
         for slot, weight in changes:
             self._command(f"set weight {BACKEND}/{slot} {weight}")
         wanted = {Slot.CANDIDATE: candidate, Slot.BASELINE: baseline}
@@ -187,6 +188,7 @@ class Splitter:
                 got=f"{self.socket_path}: {error}",
                 fix="Is it running? `make up` starts it.",
             ) from error
+
         if not command.startswith("show") and not is_success(answer):
             raise SplitterError(f"HAProxy refused '{command}'", got=answer.strip())
         return answer
@@ -203,6 +205,7 @@ def weights_for(candidate_percent: float) -> tuple[int, int]:
         raise SplitterError(
             "a traffic share is a percentage", got=candidate_percent, expected="0 to 100"
         )
+
     share = candidate_percent / 100
     if share in (0.0, 1.0):
         return round(100 * share), round(100 * (1 - share))
@@ -211,12 +214,14 @@ def weights_for(candidate_percent: float) -> tuple[int, int]:
         # candidate.
         divisor = math.gcd(int(candidate_percent), 100)
         return int(candidate_percent) // divisor, (100 - int(candidate_percent)) // divisor
+
     pairs = (
         (abs(c / (c + b) - share), c + b, c, b)
         for c in range(1, MAX_WEIGHT + 1)
         for b in _near(c, share)
     )
     error, _, candidate, baseline = min(pairs)
+
     if error > MAX_SHARE_ERROR:
         raise SplitterError(
             "HAProxy's weights cannot give this traffic share",
@@ -224,6 +229,7 @@ def weights_for(candidate_percent: float) -> tuple[int, int]:
             expected=f"0, 100, or {100 / (MAX_WEIGHT + 1):.1f} to "
             f"{100 * MAX_WEIGHT / (MAX_WEIGHT + 1):.1f} %",
         )
+
     return candidate, baseline
 
 

@@ -100,6 +100,7 @@ def replay(
         raise RolloutError("there are no prompts to replay")
     if duration_s is None and num_requests is None and watch is None:
         raise RolloutError("a replay needs a bound: duration_s, num_requests or watch")
+
     body = {
         "model": model,
         "max_tokens": max_tokens,
@@ -107,6 +108,7 @@ def replay(
         "return_token_ids": True,
     }
     bodies = cycle(enumerate([{**body, **_asked(prompt)} for prompt in prompts]))
+
     replayer = _Replayer(url, bodies, duration_s=duration_s, num_requests=num_requests, watch=watch)
     return asyncio.run(replayer.run(requests_in_flight, request_timeout_s=request_timeout_s))
 
@@ -153,6 +155,7 @@ class _Replayer:
                 for task in (*senders, watcher):
                     task.cancel()
                 await asyncio.gather(*senders, watcher, return_exceptions=True)
+
         return self._records
 
     async def _send_all(self, client: httpx.AsyncClient) -> None:
@@ -211,6 +214,7 @@ def read_response(response: httpx.Response, *, latency_s: float) -> RequestRecor
         return RequestRecord(
             slot=slot, ok=False, latency_s=latency_s, error=f"HTTP {response.status_code}: {words}"
         )
+
     try:
         answer = response.json()
         choice = answer["choices"][0]

@@ -93,6 +93,7 @@ def without_padding(rejection_sample: Callable[..., torch.Tensor]) -> Callable[.
                 certain_W = torch.zeros_like(draft_probs[0])
                 certain_W[0] = 1.0
                 draft_probs = torch.where(padded_T[:, None], certain_W, draft_probs)
+
         return rejection_sample(
             draft_token_ids,
             num_draft_tokens,

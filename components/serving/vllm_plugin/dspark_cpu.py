@@ -195,11 +195,13 @@ def check_servable(config: dict[str, Any]) -> None:
             expected="sample_from_anchor=false (the anchor, then K = block_size - 1 masks)",
             fix="Train it with sample_from_anchor=false.",
         )
+
     head = config.get("markov_head_type", "vanilla")
     if head != "vanilla":
         raise CheckpointError(
             "vLLM serves only the vanilla Markov head", got=f"markov_head_type={head}"
         )
+
     layer_types = (config.get("transformer_layer_config") or {}).get("layer_types") or []
     if "sliding_attention" in layer_types:
         raise CheckpointError(

@@ -95,12 +95,14 @@ class DSparkProposer(DFlashProposer):
                 hidden_states, sampling_metadata
             )
             return plain
+
         num_drafts = self.num_speculative_tokens
         anchors_B, positions_B = self._read_anchors(hidden_states.shape[0] // num_drafts)
         logits_BKV = self.model.compute_draft_logits(hidden_states).unflatten(0, (-1, num_drafts))
         previous_B = anchors_B
         tokens = []
         probs = []
+
         for k in range(num_drafts):
             draft_ids_B, probs_BV = self._sample_from_logits(
                 self._biased(logits_BKV[:, k], previous_B), sampling_metadata
@@ -109,6 +111,7 @@ class DSparkProposer(DFlashProposer):
             tokens.append(previous_B)
             if probs_BV is not None:
                 probs.append(self._in_target_vocabulary(probs_BV))
+
         drafts_BK = torch.stack(tokens, dim=1)
         if self._trace_path is not None:
             self._write_trace(self._trace_path, anchors_B, positions_B, drafts_BK)

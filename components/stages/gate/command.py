@@ -86,6 +86,7 @@ def _parser() -> _Parser:
     parser.add_argument(
         "--champion", type=Path, help="checkpoint folder it is compared with, on the same prompts"
     )
+
     parser.add_argument("--target", type=Path, help="folder of the target; none: the recipe's own")
     parser.add_argument(
         "--out-dir", type=Path, help="folder for report, decision, page, plots and engine logs"
@@ -97,6 +98,7 @@ def _parser() -> _Parser:
     parser.add_argument(
         "--fingerprint", type=Path, help="TargetFingerprint as JSON that the report must be about"
     )
+
     parser.add_argument("--out", type=Path, help="write the GateDecision here")
     parser.add_argument("--json", action="store_true", help="print the GateDecision as JSON")
     return parser
@@ -143,15 +145,18 @@ def _decided(options: argparse.Namespace) -> GateDecision:
     champion_digest = (
         champion.digest if champion is not None else decision.champion_digest if decision else None
     )
+
     asked = Asked(recipe, options.size, prompts_of(recipe), champion_digest)
     if decision is not None:
         check_decision(decision, report, asked=asked, signing_key=signing_key())
         return decision
+
     fingerprint = (
         TargetFingerprint.read(options.fingerprint)
         if options.fingerprint
         else report.target.fingerprint
     )
+
     return decide(
         report,
         settings=recipe.gate,

@@ -161,6 +161,7 @@ def decide_gate(run: GateRun, report: AcceptanceReport, asked: Asked) -> GateDec
         expected_fingerprint=report.target.fingerprint,
         signing_key=signing_key(),
     )
+
     decision.write(run.out_dir / "gate_decision.json")
     plots = run.out_dir / "plots"
     plot_acceptance(report, plots, decision=decision)
@@ -170,6 +171,7 @@ def decide_gate(run: GateRun, report: AcceptanceReport, asked: Asked) -> GateDec
     write_gate_page(
         report, decision, plots / "gate.html", prompts=texts, groups=groups, rivals=rivals
     )
+
     return decision
 
 
@@ -192,6 +194,7 @@ def serve_arms(run: GateRun, contest: Contest) -> dict[str, ArmEndpoint]:
             )
         for arm, engine in engines.items():
             engine.wait_ready(progress=run.progress_of(f"start of {arm}"))
+
     return {arm: engine.endpoint(arm) for arm, engine in engines.items()}
 
 
@@ -327,6 +330,7 @@ def _lengths(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredLength]
         finally:
             stop_drafting_engine(run, contest.target, shorter)
         lengths.append(one)
+
     return lengths
 
 
@@ -354,6 +358,7 @@ def _rivals(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredRival]:
         finally:
             stop_rival_engine(run, contest.target, rival)
         measured.append(one)
+
     return measured
 
 
@@ -424,6 +429,7 @@ def _speed_of_schedule(
     with run.stage("engine start"):
         engine = scheduled_engine(run, contest.target, contest.candidate, schedule)
         engine.wait_ready(progress=run.progress_of("start of the shipped schedule"))
+
     try:
         with run.stage("measure schedule"):
             return measure_scheduled(

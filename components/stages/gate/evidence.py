@@ -49,6 +49,7 @@ def check_evidence(
             got=str(error),
             fix="Gate the drafter again: prefect deployment run 'gate-drafter/<recipe>'.",
         ) from None
+
     check_releasable(
         checkpoint=release.checkpoint, target=release.target, gate=decision, report=report
     )

@@ -84,6 +84,7 @@ def measure_surviving(
                 raise
             _LOG.warning("the engine of arm %s died and is started again: %s", endpoint.arm, error)
             engine.wait_ready(progress=progress)
+
     raise AssertionError("unreachable: the last try returns or raises")
 
 
@@ -214,4 +215,5 @@ def measure_gap(
         device=resolve_device(recipe.engine),
         output_dir=str(out_dir),
     )
+
     return run_gap(job, on_line=on_line, timeout_s=GAP_TIMEOUT_S)

@@ -25,6 +25,7 @@ def as_paced(recipe: Recipe, report: AcceptanceReport) -> Recipe:
     candidate = report.arms.get(Arm.CANDIDATE)
     names = [prompt.prompt_id for prompt in candidate.prompts] if candidate is not None else []
     counts = Counter(name.rsplit("/", 1)[0] for name in {*names, *report.excluded})
+
     loads = (
         {point.requests_in_flight for point in candidate.speed} if candidate is not None else set()
     )

@@ -83,6 +83,7 @@ class GateRun:
                 progress=self.progress_of("acceptance" if name is None else name),
             )
             clock.num_tokens = sum(p.num_output_tokens for p in measured.prompts)
+
         return measured
 
 

@@ -73,6 +73,7 @@ class AcceptanceCheck:
             num_anchors += len(blocks.anchors_N)
             if num_anchors >= max_anchors:
                 break
+
         if not self._packs:
             raise TrainingError(
                 "the validation split has no supervised tokens to measure acceptance on"
@@ -90,6 +91,7 @@ class AcceptanceCheck:
             )
             losses.append(float(scores.loss))
             walks += self._walks(held, scores)
+
         greedy = _lengths(walks)
         expected = _Sums.of([one.expected for one in walks])
         by_slice = {
@@ -97,6 +99,7 @@ class AcceptanceCheck:
             for name in self._names(walks)
         }
         positions = _Sums.of([one.prefix_NK for one in walks])
+
         return ValidationPoint(
             step=step,
             elapsed_s=elapsed_s,
@@ -223,5 +226,6 @@ def target_words(
                 logits_CV, -1
             )
             mass_T[chunk] = inside.exp().cpu()
+
     device = drafter.lm_head.weight.device
     return argmax_T.to(device), mass_T.to(device)

@@ -78,15 +78,18 @@ def calibration_metrics(calibration: Calibration) -> dict[str, float]:
         "num_blocks": calibration.num_blocks,
         "num_conversations": calibration.num_conversations,
     }
+
     for when, figures in (("before", calibration.before), ("after", calibration.after)):
         values |= {
             f"{name}_{when}": getattr(figures, name)
             for name in ("ece", "ece_floor", "brier", "auc")
         }
+
     for k, figures in enumerate(calibration.after_by_position, 1):
         values[f"ece_after_position_{k}"] = figures.ece
         values[f"temperature_position_{k}"] = calibration.temperatures[k - 1]
         values[f"bias_position_{k}"] = calibration.biases[k - 1]
+
     return {
         f"calibration/{name}": float(value) for name, value in values.items() if value is not None
     }
@@ -156,6 +159,7 @@ def collect_confidences(
             )
         )
         num_conversations += len(blocks.spans)
+
     if not parts:
         return None
     return Confidences(

@@ -50,4 +50,5 @@ def run_gap(job: GapJob, *, on_line: OnChildLine, timeout_s: float) -> TrainServ
         on_line=on_line,
         timeout_s=timeout_s,
     )
+
     return TrainServedGap.read(folder / RESULT_FILE)

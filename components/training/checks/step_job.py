@@ -67,5 +67,6 @@ def run_step_probe(
         on_line=on_line,
         timeout_s=timeout_s,
     )
+
     times = StepTimes.read(folder / RESULT_FILE)
     return times.model_copy(update={"up_s": max(0.1, time.monotonic() - started_s - times.loop_s)})

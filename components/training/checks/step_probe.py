@@ -42,10 +42,12 @@ def measure_steps(job: StepJob) -> StepTimes:
         build_objective(drafter, job.training),
         build_optimizers(drafter, job.training),
     )
+
     config = read_target_config(Path(job.target_path))
     pack = _pack(job, hidden_size=int(config.hidden_size)).to(accelerator.device)
     parameters = [value for value in drafter.parameters() if value.requires_grad]
     seconds = []
+
     for _ in range(NUM_WARM_UPS + job.num_steps):
         started = time.perf_counter()
         blocks = choose_blocks(
@@ -64,6 +66,7 @@ def measure_steps(job: StepJob) -> StepTimes:
             optimizer.zero_grad(set_to_none=True)
         float(loss.detach())  # waits for a GPU
         seconds.append(time.perf_counter() - started)
+
     timed = seconds[NUM_WARM_UPS:]
     return StepTimes(median_s=statistics.median(timed), seconds=tuple(timed), loop_s=sum(seconds))
 
@@ -80,6 +83,7 @@ def _drafter(job: StepJob) -> Drafter:
         if is_pruned and size
         else None
     )
+
     return build_drafter(
         plain(job.drafter),
         target_path=Path(job.target_path),

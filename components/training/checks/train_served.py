@@ -100,6 +100,7 @@ def measure_gap(job: GapJob, *, on_line: Callable[[str], None] = print) -> Train
         )
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
+
     served, reference = Walked(), Walked()
     for answer in answers:
         served.add(
@@ -107,6 +108,7 @@ def measure_gap(job: GapJob, *, on_line: Callable[[str], None] = print) -> Train
             num_steps=answer.num_steps,
             accepted_by_position=answer.accepted_by_position,
         )
+
     teacher = _teacher_forced(job, answers, on_line=on_line)
     _reference(job, answers, reference, on_line=on_line)
     return compare(
@@ -127,6 +129,7 @@ def _teacher_forced(
         drafter, TrainingSettings(mixed_precision="bf16" if dtype == torch.bfloat16 else "no")
     )
     target = ReferenceTarget(Path(job.target.path), dtype=dtype, device=device)
+
     layer_ids = [
         *drafter.config.aux_hidden_state_layer_ids,
         int(target.model.config.num_hidden_layers),
@@ -134,6 +137,7 @@ def _teacher_forced(
     captured = list(dict.fromkeys(layer_ids))  # an aux layer may be the last one
     target.capture(captured)
     columns = [captured.index(layer_id) for layer_id in layer_ids]
+
     lm_head_VH = target.model.get_output_embeddings().weight.detach()
     walked = Walked()
     num_drafts = num_draft_tokens(drafter)
@@ -154,6 +158,7 @@ def _teacher_forced(
         walked.add(
             num_kept=len(answer.token_ids) - 1, num_steps=steps[0], accepted_by_position=steps[1]
         )
+
     return walked
 
 
@@ -195,6 +200,7 @@ def _pack(answer: ServedAnswer, target: ReferenceTarget, columns: list[int]) -> 
     num_tokens = len(token_ids)
     target.reset(batch_size=1, num_slots=num_tokens)
     _, states_1TLH = target.extend(torch.tensor([token_ids], device=target.device))
+
     return Pack(
         token_ids_T=torch.tensor(token_ids),
         supervised_T=torch.arange(num_tokens) >= num_prompt,
@@ -214,6 +220,7 @@ def _reference(
         device=torch.device(job.device),
     )  # fmt: skip
     on_line(f"reference decoding of {len(answers)} prompts")
+
     for group in _groups(answers):
         outputs = decoder.generate_batch(
             [answer.prompt_token_ids for answer in group],

@@ -56,6 +56,7 @@ def block_attention(
         )
         for start, end, first, last in spans
     ]
+
     return torch.cat(parts)
 
 
@@ -79,6 +80,7 @@ def _document_attention(
         .permute(2, 0, 3, 1, 4)
         .reshape(num_groups, num_anchors * per_group * num_slots, head_dim)
     )
+
     hidden_NT = torch.arange(num_tokens, device=query_GRD.device) >= num_visible_N[:, None]
     context_GNXT = (query_GRD @ key_TGD.permute(1, 2, 0)).view(
         num_groups, num_anchors, -1, num_tokens
@@ -86,6 +88,7 @@ def _document_attention(
     context_GNXT = context_GNXT.masked_fill(hidden_NT[None, :, None, :], float("-inf"))
     query_GNXD = query_GRD.view(num_groups, num_anchors, per_group * num_slots, head_dim)
     block_GNXB = query_GNXD @ block_key_NBGD.permute(2, 0, 3, 1)
+
     weights = torch.softmax(torch.cat([context_GNXT, block_GNXB], dim=-1).float() * scaling, dim=-1)
     weights = weights.to(value_TGD.dtype)
     context_weights, block_weights = weights.split([num_tokens, block_GNXB.shape[-1]], dim=-1)
@@ -93,6 +96,7 @@ def _document_attention(
     output_GNXD = output_GRD.view(query_GNXD.shape) + block_weights @ block_value_NBGD.permute(
         2, 0, 1, 3
     )
+
     return (
         output_GNXD.view(num_groups, num_anchors, per_group, num_slots, head_dim)
         .permute(1, 3, 0, 2, 4)

@@ -48,6 +48,7 @@ def block_states(
         dtype=torch.long,
         device=pack.token_ids_T.device,
     )
+
     token_ids_NB[:, 0] = pack.token_ids_T[blocks.anchors_N]
     states_NBH = drafter.embed_tokens(token_ids_NB)
     context_TH = drafter.hidden_norm(
@@ -56,13 +57,16 @@ def block_states(
     positions_NB = pack.positions_T[blocks.anchors_N][:, None] + torch.arange(
         block_size, device=states_NBH.device
     )
+
     rope_T = rope_at(drafter, context_TH, pack.positions_T)
     rope_NB = rope_at(drafter, states_NBH, positions_NB)
     for layer in drafter.layers if reads_all else drafter.layers[:-1]:
         states_NBH = run(_layer, layer, context_TH, states_NBH, rope_T, rope_NB, blocks, None)
+
     if reads_all:
         hidden_NBH = drafter.norm(states_NBH)
         return hidden_NBH[slots.block_S, slots.offset_S], hidden_NBH
+
     states_SH = run(
         _layer, drafter.layers[-1], context_TH, states_NBH, rope_T, rope_NB, blocks, slots
     )

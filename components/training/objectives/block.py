@@ -77,6 +77,7 @@ class BlockObjective(nn.Module):
                 got=dict(settings.loss),
                 expected=f"weights of {', '.join(LOSS_NAMES)}",
             )
+
         self._require_trainable(drafter)
         self.drafter = drafter
         self.settings = settings
@@ -108,12 +109,14 @@ class BlockObjective(nn.Module):
         targets = SlotTargets(
             last_UH, slots.index_S, mass_T[slots.unique_U] if mass_T is not None else None
         )
+
         decay_S = torch.exp(-(slots.offset_S - 1) / self.settings.loss_gamma) / max(
             1, len(slots.offset_S)
         )
         scores = self._score(hidden_SH, markov_SR, targets, blocks, slots, decay_S)
         loss, confidence_S = self._with_confidence(scores, hidden_SH, previous_SR, decay_S)
         match_S = self._matches(scores, slots, target_argmax_T)
+
         return BlockScores(
             loss=loss,
             match_NK=by_block(match_S, slots, blocks),
@@ -171,6 +174,7 @@ class BlockObjective(nn.Module):
                 likelihood_NK, blocks.valid_NK, alpha=self.settings.dpace_alpha
             )
             decay_S = weights_NK[slots.block_S, slots.offset_S - 1] / max(1, len(slots.offset_S))
+
         return head_loss(
             hidden_SH, markov_SR, self._head(), head_VR, targets,
             slot_weights_S=decay_S, loss_weights=self.settings.loss,
@@ -192,6 +196,7 @@ class BlockObjective(nn.Module):
             self.markov_head is not None and self.markov_head.head_type == "rnn"
         ):
             return None
+
         slots = supervised_slots(blocks)
         device = blocks.anchors_N.device
         hidden_SH, _ = self._backbone(pack, blocks, slots)
@@ -199,6 +204,7 @@ class BlockObjective(nn.Module):
         slot_NK[slots.block_S, slots.offset_S - 1] = torch.arange(len(hidden_SH), device=device)
         drafts = GreedyDrafts(torch.zeros_like(slot_NK), torch.zeros(slot_NK.shape, device=device))
         previous_N = pack.token_ids_T[blocks.anchors_N]
+
         num_rows = max(1, CHUNK_ELEMENTS // self._head().shape[0])
         for k in range(slot_NK.shape[1]):
             for chosen in torch.nonzero(blocks.valid_NK[:, k]).flatten().split(num_rows):
@@ -207,6 +213,7 @@ class BlockObjective(nn.Module):
                 )
                 drafts.draft_ids_NK[chosen, k], drafts.logits_NK[chosen, k] = draft_C, logits_C
             previous_N = drafts.draft_ids_NK[:, k]
+
         return drafts
 
     def _draft_slots(
@@ -224,9 +231,11 @@ class BlockObjective(nn.Module):
                 logits_CV = logits_CV + markov_CR.to(head_VH.dtype) @ weight_VR.to(head_VH.dtype).T
                 if self.drafter.config.confidence_head_with_markov:
                     features_CF = torch.cat([hidden_CH, previous_CR.to(hidden_CH.dtype)], dim=-1)
+
         draft_C = logits_CV.float().argmax(-1)
         if self.drafter.d2t is not None:
             draft_C = draft_C + self.drafter.d2t[draft_C]
+
         assert self.confidence_head is not None
         return draft_C, self.confidence_head(features_CF).float()
 

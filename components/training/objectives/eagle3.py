@@ -69,6 +69,7 @@ class Eagle3Objective(BlockObjective):
                 got=config.speculators_model_type,
                 expected="eagle3",
             )
+
         variants = [name for name in PLAIN if getattr(config, name)]
         if variants:
             raise ConfigError(
@@ -87,10 +88,12 @@ class Eagle3Objective(BlockObjective):
         layers = [_UnrolledLayer(layer, blocks) for layer in drafter.layers]
         # The last row of a document gets a token of the next one; no anchor sees that row.
         row_embedded_TH = embedded_TH.roll(-1, dims=0)
+
         states_TH = fused_TH
         rope_T = rope_at(drafter, states_TH, pack.positions_T)
         for layer in layers[:-1]:
             states_TH = layer.all_rows(row_embedded_TH, states_TH, rope_T, pack.bounds)
+
         steps = [layers[-1].first_step(row_embedded_TH, states_TH, rope_T)]
         for step in range(1, blocks.valid_NK.shape[1]):
             # Beyond the document's end no slot is supervised, and only later steps read this one.
@@ -100,6 +103,7 @@ class Eagle3Objective(BlockObjective):
             for layer in layers:
                 states_NH = layer.next_step(embedded_TH[tokens_N], states_NH, rope_N)
             steps.append(states_NH)
+
         hidden_SH: torch.Tensor = drafter.norm(
             torch.stack(steps, dim=1)[slots.block_S, slots.offset_S - 1]
         )

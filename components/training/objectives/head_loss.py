@@ -109,6 +109,7 @@ class _HeadLoss(torch.autograd.Function):
         bias_VR = markov_head_VR.to(dtype)
         has_markov = markov_head_VR.shape[1] > 0
         loss = hidden_SH.new_zeros((), dtype=torch.float32)
+
         scores = []
         num_rows = max(1, CHUNK_ELEMENTS // head_VH.shape[0])
         with torch.autocast(hidden_SH.device.type, enabled=False):
@@ -133,6 +134,7 @@ class _HeadLoss(torch.autograd.Function):
                 if has_markov:
                     grad_markov_SR[rows] = (grad_CV @ bias_VR).to(markov_SR.dtype)
                     grad_head_VR += grad_CV.T @ markov_CR
+
         ctx.save_for_backward(grad_hidden_SH, grad_markov_SR, grad_head_VR.to(markov_head_VR.dtype))
         details = tuple(torch.cat(column) for column in zip(*scores, strict=True))
         ctx.mark_non_differentiable(*details)
@@ -173,6 +175,7 @@ def _chunk_targets(targets: SlotTargets, rows: slice, head_VH: torch.Tensor) -> 
     log_p_UV = torch.log_softmax(logits_UV, dim=-1)
     p_UV = log_p_UV.exp()
     local_C = index_C - first
+
     mass_U = targets.mass_U
     return _ChunkTargets(
         p_CV=p_UV[local_C],
@@ -195,6 +198,7 @@ def _score(
     overlap_C = torch.minimum(p_CV, q_CV).sum(-1)
     kl_C = targets.negative_entropy_C - torch.linalg.vecdot(p_CV, logits_CV) + normaliser_C
     ce_C = normaliser_C - logits_CV.gather(1, argmax_C1)[:, 0]
+
     kl, ce, tv = (loss_weights.get(name, 0.0) for name in LOSS_NAMES)
     grad_CV = None
     if wants_grad:
@@ -204,10 +208,12 @@ def _score(
         if tv:
             below_CV = (q_CV < p_CV).to(q_CV.dtype)
             grad_CV += tv * q_CV * (torch.linalg.vecdot(below_CV, q_CV)[:, None] - below_CV)
+
     if targets.mass_C is None:
         true_overlap_C = overlap_C
     else:
         true_overlap_C = torch.minimum(p_CV * targets.mass_C[:, None], q_CV).sum(-1)
+
     return _ChunkScores(
         loss_C=kl * kl_C + ce * ce_C + tv * (1 - overlap_C),
         overlap_C=true_overlap_C,

@@ -38,6 +38,7 @@ def build_optimizers(drafter: Drafter, settings: TrainingSettings) -> list[torch
         for name, value in parameters
         if settings.optimizer == "muon" and value.ndim == 2 and name.startswith(_MATRICES)
     ]
+
     taken = {id(value) for value in matrices}
     heads = [value for name, value in parameters if name.startswith(_HEADS)]
     rest = [
@@ -45,6 +46,7 @@ def build_optimizers(drafter: Drafter, settings: TrainingSettings) -> list[torch
         for name, value in parameters
         if not name.startswith(_HEADS) and id(value) not in taken
     ]
+
     groups = [
         {"params": rest, "lr_scale": 1.0},
         {"params": heads, "lr_scale": settings.heads_lr_scale},
@@ -56,6 +58,7 @@ def build_optimizers(drafter: Drafter, settings: TrainingSettings) -> list[torch
         weight_decay=settings.weight_decay,
         fused=True,
     )
+
     if not matrices:
         return [adamw]
     muon = torch.optim.Muon(
@@ -64,6 +67,7 @@ def build_optimizers(drafter: Drafter, settings: TrainingSettings) -> list[torch
         weight_decay=settings.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
+
     return [adamw, muon]
 
 
