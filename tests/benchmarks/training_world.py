@@ -61,7 +61,7 @@ class World:
             stream_run_id=RUN,
             output_dir=str(self.folder / name),
         )
-        return run_trainer(job, on_line=lambda line: tell(f"{name}: {line}"), timeout_s=3600)
+        return run_trainer(job, on_line=lambda line: tell(f"{name}: {line.what}"), timeout_s=3600)
 
     @contextmanager
     def served(

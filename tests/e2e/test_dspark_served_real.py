@@ -4,6 +4,7 @@ against without.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from components.evaluation.outputs.greedy_answers import (
     divergences,
 )
 from components.evaluation.outputs.losslessness import JudgedOutputs, judge_outputs
-from components.serving.engines import command
 from components.settings import GateSettings, load_recipe, native_dtype
+from tests.support import wrong_drafts_plugin
 from tests.support.dspark_drafter import write_dspark
 from tests.support.dspark_serving import Completion, complete, serve
 
@@ -108,15 +109,23 @@ def drafter(real_target: Path, plain: Any, tmp_path_factory: pytest.TempPathFact
     )
 
 
-def drafted(real_target: Path, drafter: Path, log: Path, **more: Any) -> list[Completion]:
+def drafted(
+    real_target: Path, drafter: Path, log: Path, *, environment: Mapping[str, str] | None = None
+) -> list[Completion]:
     num_drafts = load_recipe("demo").drafter.block_size - 1
     speculative = {
         "method": "dflash",
         "model": str(drafter),
         "num_speculative_tokens": num_drafts,
-        **more,
     }
-    with serve(real_target, log=log, dtype=DTYPE, speculative=speculative, num_cores=None) as url:
+    with serve(
+        real_target,
+        log=log,
+        dtype=DTYPE,
+        speculative=speculative,
+        num_cores=None,
+        environment=environment,
+    ) as url:
         return complete(
             url, make_prompts(real_target), max_tokens=MAX_TOKENS, num_in_flight=NUM_IN_FLIGHT
         )
@@ -153,15 +162,10 @@ def test_greedy_output_is_the_same_with_and_without_the_drafter(
 
 @pytest.mark.long
 def test_an_engine_that_keeps_one_wrong_draft_in_fifty_fails(
-    real_target: Path, plain: Any, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real_target: Path, plain: Any, drafter: Path, tmp_path: Path
 ) -> None:
-    """vLLM's own synthetic rejection sampling keeps a draft by chance, right or wrong; engines here
-    refuse it.
-    """
-    monkeypatch.setattr(command, "_refuse_lossy", lambda _arguments: None)
-    lossy = {
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": [0.02, 0.0004, 0.0, 0.0],
-    }
-    ours = drafted(real_target, drafter, tmp_path / "wrong.log", **lossy)
+    environment = wrong_drafts_plugin.install(tmp_path / "plugin")
+    log = tmp_path / "wrong.log"
+    ours = drafted(real_target, drafter, log, environment=environment)
+    assert "one wrong draft in 50 is kept" in log.read_text()
     assert judged(ours, plain).verdict is Verdict.FAIL

@@ -140,7 +140,7 @@ def test_a_candidate_is_measured_and_decided_on_though_its_engine_dies(
 
     assert code == 1  # a random drafter is none
 
-    assert list((out_dir / "logs").glob("candidate-restart-*.log")), (
+    assert list((out_dir / "logs").glob("candidate-*-restart-*.log")), (
         "the engine was not started again"
     )
     report = AcceptanceReport.read(out_dir / "acceptance_report.json")

@@ -348,7 +348,7 @@ CONSUMER = """
 import sys, time
 from components.contracts import StoreEndpoint
 from tests.support.stream_services import make_requests
-from test_stream_faults import open_stream
+from tests.integration.test_stream_faults import open_stream
 endpoint = StoreEndpoint.model_validate_json(sys.argv[1])
 with open_stream(endpoint, sys.argv[2]) as stream:
     for sample in stream.stream(make_requests(60)):
@@ -400,7 +400,7 @@ STOPPED = """
 import sys
 from components.contracts import StoreEndpoint
 from tests.support.stream_services import make_requests
-from test_stream_faults import open_stream, SETTINGS
+from tests.integration.test_stream_faults import open_stream, SETTINGS
 endpoint = StoreEndpoint.model_validate_json(sys.argv[1])
 num_read = 0
 patient = SETTINGS.model_copy(update={"request_timeout_s": 60})
@@ -448,7 +448,7 @@ MASTER_KILLED = """
 import json, os, sys, time
 from pathlib import Path
 from tests.support.stream_services import *
-from test_stream_faults import RUN, open_stream
+from tests.integration.test_stream_faults import RUN, open_stream
 from components.errors import DSparkError, StoreError
 master = Master(Path(sys.argv[1]) / "master.log")
 engine = SimulatedEngine(master.endpoint, run_id=RUN)

@@ -259,8 +259,8 @@ def test_sigterm_saves_the_state_and_a_resumed_run_goes_on(
     long = job.model_copy(update={"training": TRAINING.model_copy(update={"num_epochs": 40})})
     pids: list[int] = []
 
-    def stop_after_steps(line: str) -> None:
-        if line.startswith("validation at step 5:"):
+    def stop_after_steps(line: ChildLine) -> None:
+        if line.what.startswith("validation at step 5:"):
             pids.append(child_pid(long))
             os.kill(pids[0], signal.SIGTERM)
 
@@ -293,7 +293,7 @@ def test_a_dead_master_is_one_clear_line(job: TrainingJob) -> None:
     port = free_port()
     store = job.store.model_copy(update={"master_address": f"127.0.0.1:{port}"})
     started = threading.Event()
-    with pytest.raises(TrainingError, match=r"exit code 1: error: .*127\.0\.0\.1"):
+    with pytest.raises(TrainingError, match=r"exit code 1: .*127\.0\.0\.1"):
         run_trainer(
             job.model_copy(update={"store": store}),
             on_line=lambda _: started.set(),

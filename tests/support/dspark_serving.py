@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +44,7 @@ def serve(
     speculative: dict[str, Any] | None = None,
     trace: Path | None = None,
     num_cores: int | None = 1,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Serve `target` on a free port; yields the base URL and ends the engine on exit.
 
@@ -76,7 +77,7 @@ def serve(
             startup_timeout_s=STARTUP_TIMEOUT_S,
         ),
         extra_args=arguments,
-        extra_env={"DSPARK_CPU_TRACE": str(trace)} if trace else {},
+        extra_env=dict(environment or {}) | ({"DSPARK_CPU_TRACE": str(trace)} if trace else {}),
         num_cores=num_cores,
     )
     with Engine.start(spec, log_path=log, fingerprint=None) as engine:
