@@ -24,6 +24,7 @@ from components.hidden_states.store import count_run_keys
 from components.serving.engines.command import EngineSpec
 from components.serving.engines.engine import Engine
 from components.settings import DrafterSettings, EngineSettings, StreamSettings, TrainingSettings
+from components.system.child_lines import ChildLine
 from components.training.job import TrainingJob, TrainingResult
 from components.training.launch import run_trainer
 from tests.support.offline_reader import random_requests
