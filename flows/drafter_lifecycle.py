@@ -8,7 +8,7 @@ from datetime import datetime
 
 from prefect import flow
 
-from components.contracts import ChangeAction, CheckpointRef, Verdict
+from components.contracts import ChangeAction, CheckpointRef
 from components.reporting.report import LifecycleReport
 from components.stages.lifecycle import Story
 from components.stages.targets import PUBLISHED
@@ -65,7 +65,8 @@ def drafter_lifecycle(
             else None
         )
         story.gate = gate_drafter(recipe, size, found.path, candidate, untrained)
-        if story.gate.decision.verdict is Verdict.PASS:
-            story.canary = deploy_canary(recipe, size, story.gate.release.version)
+        release = story.gate.release
+        if release is not None:
+            story.canary = deploy_canary(recipe, size, release.version)
 
         return write_lifecycle_report(run, story)

@@ -141,8 +141,8 @@ def register_if_passed(
     Raises:
         ConfigError: the report, decided again under the recipe, does not give this decision.
     """
-    # Plots and the page.
     registry = registry_of(run)
+    # Plots and the page.
     shown = sorted((run.run_dir / "plots").iterdir())
     with run.stage("register"):
         if decision.verdict is not Verdict.PASS:

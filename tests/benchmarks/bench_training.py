@@ -226,7 +226,7 @@ def _gap(
         temperature=temperature,
         output_dir=str(world.folder / f"gap-{temperature:g}"),
     )
-    gap = run_gap(job, on_line=tell, timeout_s=1800)
+    gap = run_gap(job, on_line=lambda line: tell(line.what), timeout_s=1800)
     tell(
         f"temperature {temperature:g}: teacher-forced {gap.teacher_forced:.3f}, reference "
         f"{gap.reference:.3f},"
