@@ -55,6 +55,7 @@ def roll_out(run: Run, release: Release, champion: Release | None) -> CanaryRepo
                     for prompt in prompts
                 ],
                 settings=run.recipe.canary,
+                request_timeout_s=run.recipe.engine.request_timeout_s,
                 gate_acceptance_length=release.acceptance_length,
                 model=release.target.name,
                 schedule=release.speculative_schedule,

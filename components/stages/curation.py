@@ -40,6 +40,7 @@ def write_prompts(run: Run, target: TargetRef) -> CurationSettings:
             model=target.name,
             target=target,
             folder=run.state_dir / "prompts",
+            request_timeout_s=run.recipe.engine.request_timeout_s,
             progress=run.reporter.progress("write prompts"),
         )
 
@@ -72,6 +73,7 @@ def regenerate_answers(run: Run, target: TargetRef, collected: Collected) -> Reg
             engine_url=engine.url,
             model=target.name,
             settings=run.recipe.curation,
+            request_timeout_s=run.recipe.engine.request_timeout_s,
             fingerprint=target.fingerprint,
             shard_dir=run.state_dir / "answers" / target.fingerprint.digest[:16],
             spool_path=run.run_dir / "curation" / "answered.jsonl",

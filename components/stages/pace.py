@@ -115,6 +115,7 @@ def _rate_of_written_prompts(
             model=target.name,
             target=target,
             folder=folder,
+            request_timeout_s=run.full_recipe.engine.request_timeout_s,
             progress=report,
             stop_after_s=pace.probe_s,
         )

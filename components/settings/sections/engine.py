@@ -85,9 +85,10 @@ class EngineSettings(Settings):
     request_timeout_s: float = Field(
         default=300,
         gt=0,
-        description="Seconds that one request may take, queue included, while the gate measures"
-        " acceptance, draws, the shared prefix and the table of requests, and while the machine's"
-        " pace is probed. Raise it for long answers on slow machines.",
+        description="Seconds that one request of the pipeline may take, queue included: prompts"
+        " and answers of curation, the gate's, the canary's replayed ones, and those that probe"
+        " the machine's pace. Prefills of training have `stream.request_timeout_s`. Raise it for"
+        " long answers on slow machines.",
     )
     extra_args: tuple[str, ...] = Field(
         default=(),

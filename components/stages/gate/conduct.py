@@ -352,6 +352,7 @@ def _rivals(run: GateRun, contest: Contest, arms: Arms) -> list[MeasuredRival]:
                     endpoints,
                     prompts,
                     settings=settings,
+                    request_timeout_s=run.recipe.engine.request_timeout_s,
                     progress=run.progress_of("speed of rivals"),
                 ),
             )
@@ -414,6 +415,7 @@ def _speed(run: GateRun, arms: Arms) -> dict[str, tuple[SpeedPoint, ...]]:
             list(arms.values()),
             run.prompts,
             settings=run.recipe.evaluation,
+            request_timeout_s=run.recipe.engine.request_timeout_s,
             progress=run.progress_of("speed"),
         )
 
@@ -437,6 +439,7 @@ def _speed_of_schedule(
                 arms[Arm.NO_DRAFT],
                 run.prompts,
                 settings=run.recipe.evaluation,
+                request_timeout_s=run.recipe.engine.request_timeout_s,
                 progress=run.progress_of("shipped schedule"),
             )
     finally:

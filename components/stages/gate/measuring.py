@@ -137,7 +137,14 @@ def measure_length(
         request_timeout_s=request_timeout_s,
         progress=progress,
     )
-    speed = measure_speed([arm, plain], prompts, settings=settings, progress=progress)
+    speed = measure_speed(
+        [arm, plain],
+        prompts,
+        settings=settings,
+        request_timeout_s=request_timeout_s,
+        progress=progress,
+    )
+
     return MeasuredLength(measured, speed[arm.arm], speed[plain.arm])
 
 
@@ -165,6 +172,7 @@ def measure_scheduled(
     prompts: Sequence[Prompt],
     *,
     settings: EvaluationSettings,
+    request_timeout_s: float,
     progress: Progress | None = None,
 ) -> Mapping[str, tuple[SpeedPoint, ...]]:
     """Speed of the shipped schedule and, interleaved with it, of no draft once more: only such two
@@ -174,7 +182,9 @@ def measure_scheduled(
         scheduled.model_copy(update={"arm": Arm.SCHEDULED}),
         plain.model_copy(update={"arm": Arm.NO_DRAFT_BESIDE}),
     ]
-    return measure_speed(arms, prompts, settings=settings, progress=progress)
+    return measure_speed(
+        arms, prompts, settings=settings, request_timeout_s=request_timeout_s, progress=progress
+    )
 
 
 def peak_memory(endpoints: Sequence[ArmEndpoint], engines: EnginePool) -> dict[str, int]:
@@ -205,7 +215,14 @@ def measure_gap(
     """
     settings = recipe.evaluation
     stride = max(1, len(prompts) // settings.num_gap_prompts)
-    answers = collect_answers(endpoint, prompts[::stride], settings=settings, progress=progress)
+    answers = collect_answers(
+        endpoint,
+        prompts[::stride],
+        settings=settings,
+        request_timeout_s=recipe.engine.request_timeout_s,
+        progress=progress,
+    )
+
     job = GapJob(
         target=target,
         checkpoint=checkpoint,
