@@ -1,7 +1,7 @@
 """A measuring client of one vLLM engine: completions with the engine's own speculative metrics, and
 its counters.
 
-Requests never carry a `seed`: CPU engines die of one.
+Requests carry no `seed`.
 """
 
 from __future__ import annotations

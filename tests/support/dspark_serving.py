@@ -92,6 +92,7 @@ def complete(
     temperatures: Sequence[float] | None = None,
     num_in_flight: int = 8,
     with_logprobs: bool = False,
+    seeds: Sequence[int] | None = None,
 ) -> list[Completion]:
     """Complete token-id prompts; request i carries the id `request-<i>`. End tokens do not end a
     completion.
@@ -108,6 +109,8 @@ def complete(
             "temperature": temperatures[index],
             "return_token_ids": True,
         }
+        if seeds is not None:
+            body["seed"] = seeds[index]
         if with_logprobs:
             # As ids: distinct tokens with the same text would fall together in one dictionary key.
             body |= {"logprobs": NUM_TOP_LOGPROBS, "return_tokens_as_token_ids": True}

@@ -39,7 +39,6 @@ class Served(StrEnum):
     OK = "ok"
     REFUSED = "refused"
     WRONG = "wrong"
-    NOT_SENT = "not sent"
 
 
 class CompatibilityRow(Record):

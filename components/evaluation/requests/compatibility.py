@@ -35,14 +35,10 @@ from components.evaluation.requests.probes import (
     ProbedEngine,
     baseline,
     probes,
-    seed_probe,
     text_of,
 )
 from components.settings import GateSettings
 
-SEED_NOT_SENT = (
-    "a seed ends a CPU engine: get_offset() of a CPU generator in vLLM 0.32's model runner"
-)
 RULE = "requests served"
 PROGRESS_EVERY_S = 2.0
 
@@ -78,7 +74,7 @@ def compatibility_of(
         plain: an engine without any draft.
         drafting: one with, of the same version, target and limits.
         method: `CheckpointRef.algorithm`, or a rival's method.
-        device: cpu or cuda; a CPU engine is sent no seed.
+        device: cpu or cuda, for the table's name.
         folder: of the tables, e.g. `<state>/compatibility`.
         timeout_s: bound on each request.
         progress: told every second or so how many requests of both engines are answered.
@@ -130,7 +126,7 @@ def measure_compatibility(
     def probe(endpoint: ArmEndpoint) -> Probed:
         with _client(endpoint, timeout_s, transport) as client:
             version = _version(client, endpoint)
-            engine, found = _probe_all(client, endpoint, device, answered)
+            engine, found = _probe_all(client, endpoint, answered)
             return Probed(version, engine.max_model_len, found)
 
     # Nothing is timed, so both engines are asked at once.
@@ -176,7 +172,7 @@ def compatibility_rule(
             rule=RULE, verdict=Verdict.INCONCLUSIVE, value=None, threshold=0, detail="not measured"
         )
 
-    lost = [row for row in table.rows if row.is_lost and row.drafting is not Served.NOT_SENT]
+    lost = [row for row in table.rows if row.is_lost]
     binding = [row for row in lost if row.feature in required]
     unknown = [name for name in required if all(row.feature != name for row in table.rows)]
     others = [row for row in lost if row.feature not in required]
@@ -206,7 +202,6 @@ def _kept(path: Path) -> CompatibilityTable | None:
 def _probe_all(
     client: httpx.Client,
     endpoint: ArmEndpoint,
-    device: str,
     answered: list[RequestFeature],
 ) -> tuple[ProbedEngine, dict[RequestFeature, Result]]:
     first = baseline(endpoint.model)
@@ -218,13 +213,12 @@ def _probe_all(
         )
 
     engine = ProbedEngine(endpoint.model, _max_model_len(client, endpoint), text_of(body))
-    todo = [first, *probes(engine), *([seed_probe(endpoint.model)] if device != "cpu" else [])]
     found = {}
-    for probe in todo:
+    for probe in (first, *probes(engine)):
         found[probe.feature] = _result(probe, *_send(client, endpoint, probe))
         answered.append(probe.feature)
 
-    return engine, {"seed": (Served.NOT_SENT, SEED_NOT_SENT), **found}
+    return engine, found
 
 
 def _result(probe: Probe, status: int, body: Any) -> Result:

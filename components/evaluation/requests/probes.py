@@ -63,7 +63,7 @@ def baseline(model: str) -> Probe:
 
 
 def probes(engine: ProbedEngine) -> list[Probe]:
-    """Every request but `baseline` and `seed`, in the order of `FEATURES`."""
+    """Every request but `baseline`, in the order of `FEATURES`."""
     chat = _chat
     model = engine.model
     sampled = {"temperature": 1.0}
@@ -108,14 +108,10 @@ def probes(engine: ProbedEngine) -> list[Probe]:
             {"logit_bias": {str(FILLER_TOKEN): 100}, "return_token_ids": True},
             _is_all_filler,
         ),
+        chat(model, "seed", {"temperature": 1.0, "seed": 7}, _has_answer),
         _at_the_end(engine, "end_of_context", 0, _ends_at(NUM_TOKENS)),
         _at_the_end(engine, "past_the_context", 1, None),
     ]
-
-
-def seed_probe(model: str) -> Probe:
-    """A sampled request with a seed. Never for a CPU engine: see `compatibility.SEED_NOT_SENT`."""
-    return _chat(model, "seed", {"temperature": 1.0, "seed": 7}, _has_answer)
 
 
 def stop_string(answer: str) -> str:

@@ -29,7 +29,7 @@ FEATURE_WORDS: dict[RequestFeature, str] = {
     "end_of_context": "an answer that ends with the context",
     "past_the_context": "one token more than the context holds, refused",
 }
-BADGES = {Served.OK: "pass", Served.REFUSED: "fail", Served.WRONG: "fail", Served.NOT_SENT: "info"}
+BADGES = {Served.OK: "pass", Served.REFUSED: "fail", Served.WRONG: "fail"}
 
 
 def compatibility_section(
@@ -77,5 +77,5 @@ def compatibility_section(
 
 def _badge(served: Served, *, is_lost: bool = False) -> str:
     """A request that both engines refuse is no fault of drafting, so only a loss is red."""
-    kind = BADGES[served] if served in (Served.OK, Served.NOT_SENT) or is_lost else "info"
+    kind = BADGES[served] if served is Served.OK or is_lost else "info"
     return f"<span class='badge small {kind}'>{escape(served)}</span>"

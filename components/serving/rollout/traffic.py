@@ -87,7 +87,7 @@ def replay(
             request carries, as tools; taken in order, from the start again at the end.
         requests_in_flight: concurrent senders.
         max_tokens: limit per answer.
-        temperature: of sampling. No seed is sent: it ends a CPU engine.
+        temperature: of sampling. No seed is sent.
         duration_s: send no new request after this long.
         num_requests: send this many.
         watch: may end the replay early.

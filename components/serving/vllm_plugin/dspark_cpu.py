@@ -3,7 +3,7 @@
 
 vLLM drafts DSpark in model runner V2 only, which needs Triton. On CPU the V1 runner serves; it
 drafts DFlash, whose backbone DSpark shares, but would leave the Markov head out without a word. The
-plug-in closes that gap in four places:
+plug-in closes that gap in five places:
 
 1. the reader of `config.json` for "dspark" checkpoints also checks what the CPU path cannot draft,
    and switches the confidence head off (nothing reads it here, so vLLM skips its weights);
@@ -13,7 +13,9 @@ plug-in closes that gap in four places:
    its Markov head;
 4. three faults in vLLM's rejection sampling on CPU are repaired (`cpu_sampling.py`): with two of
    them, no speculative method keeps the target's distribution at a temperature above 0; the third
-   ends the engine at a request with top-k.
+   ends the engine at a request with top-k;
+5. a request's `seed`, which ends the engine where a prompt is computed in several steps, is rewound
+   as on a GPU (`cpu_seeds.py`).
 
 Serve with `{"method": "dflash", "model": DIR, "num_speculative_tokens": K}` where K = block_size -
 1. With `"draft_sample_method": "probabilistic"` the drafts are samples and their probabilities
@@ -66,6 +68,7 @@ def register() -> None:
         if drift is None:
             _install_proposer()
             _repair_sampling()
+            _repair_seeds()
     except (ImportError, AttributeError) as error:
         drift = str(error)
     reader = _refusing_reader(drift) if drift else _checking_reader(native)
@@ -81,9 +84,11 @@ def _find_drift(native: ConfigReader | None) -> str | None:
     from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
     from vllm.model_executor.models.qwen3_dspark import Qwen3DSparkForCausalLM
     from vllm.v1.sample import rejection_sampler
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
     from vllm.v1.spec_decode.dflash import DFlashProposer
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-    from components.serving.vllm_plugin import cpu_sampling
+    from components.serving.vllm_plugin import cpu_sampling, cpu_seeds
 
     if native is None:
         return "no reader for speculators' 'dspark' configs"
@@ -103,6 +108,8 @@ def _find_drift(native: ConfigReader | None) -> str | None:
         (rejection_sampler, "expand_batch_to_tokens", cpu_sampling.EXPAND_PARAMETERS),
         (rejection_sampler, "rejection_sample", cpu_sampling.REJECTION_PARAMETERS),
         (rejection_sampler, "apply_top_k_top_p", ("logits", "k", "p")),
+        (TopKTopPSampler, "forward_cpu", cpu_seeds.FORWARD_PARAMETERS),
+        (CachedRequestState, "__post_init__", ("self",)),
     ):
         function = getattr(owner, name, None)
         found = tuple(inspect.signature(function).parameters) if function else ()
@@ -140,6 +147,18 @@ def _repair_sampling() -> None:
     sampler.expand_batch_to_tokens = cpu_sampling.expand_batch_to_tokens
     sampler.rejection_sample = cpu_sampling.without_padding(sampler.rejection_sample)
     sampler.apply_top_k_top_p = cpu_sampling.skipping_no_rows(sampler.apply_top_k_top_p)
+
+
+def _repair_seeds() -> None:
+    """Put the wrappers of `cpu_seeds.py` around what makes requests and what samples for them."""
+    from components.serving.vllm_plugin import cpu_seeds
+
+    sampling: Any = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler")
+    batch: Any = importlib.import_module("vllm.v1.worker.gpu_input_batch")
+    sampler = sampling.TopKTopPSampler
+    sampler.forward_cpu = cpu_seeds.remembering(sampler.forward_cpu)
+    request = batch.CachedRequestState
+    request.__post_init__ = cpu_seeds.with_rewindable_generator(request.__post_init__)
 
 
 def _refuse_plain_sampling(_model: object, _hidden_states: object) -> None:

@@ -35,7 +35,6 @@ from components.evaluation.requests.probes import (
     ProbedEngine,
     baseline,
     probes,
-    seed_probe,
     stop_string,
 )
 from components.reporting.gate.compatibility import compatibility_section
@@ -44,7 +43,7 @@ from components.settings import GateSettings
 ANSWER = "The sea is wide. The moon is far."
 MAX_MODEL_LEN = 256
 ENGINE = ProbedEngine("m", MAX_MODEL_LEN, ANSWER)
-PROBES = {probe.feature: probe for probe in (baseline("m"), *probes(ENGINE), seed_probe("m"))}
+PROBES = {probe.feature: probe for probe in (baseline("m"), *probes(ENGINE))}
 
 Body = dict[str, Any]
 
@@ -182,7 +181,7 @@ class FakeEngine:
     def _feature(self, request: httpx.Request) -> RequestFeature:
         sent = json.loads(request.content)
         engine = ProbedEngine("m", self.max_model_len, ANSWER)
-        known: list[Probe] = [baseline("m"), *probes(engine), seed_probe("m")]
+        known: list[Probe] = [baseline("m"), *probes(engine)]
         return next(one.feature for one in known if dict(one.payload) == sent)
 
     def _probed(self, feature: RequestFeature) -> httpx.Response:
@@ -239,7 +238,7 @@ def gate(*required: RequestFeature) -> GateSettings:
 def test_what_both_serve_is_not_lost() -> None:
     table = Pair().measure()
     assert tuple(row.feature for row in table.rows) == FEATURES
-    assert not [row.feature for row in table.rows if row.is_lost and row.feature != "seed"]
+    assert not [row.feature for row in table.rows if row.is_lost]
     rule = compatibility_rule(table, gate("chat", "n"))
     assert rule is not None and rule.verdict is Verdict.PASS
 
@@ -281,15 +280,6 @@ def test_an_answer_other_than_asked_for_is_lost_as_well() -> None:
     lost = {row.feature: row.drafting for row in table.rows if row.is_lost}
     assert lost["n"] is Served.WRONG
     assert lost["past_the_context"] is Served.WRONG
-
-
-def test_a_seed_is_never_sent_to_an_engine_on_a_cpu() -> None:
-    pair = Pair()
-    (row,) = (row for row in pair.measure().rows if row.feature == "seed")
-    assert row.plain is row.drafting is Served.NOT_SENT
-    assert "seed" not in pair.plain.asked + pair.drafting.asked
-    (row,) = (row for row in pair.measure(device="cuda").rows if row.feature == "seed")
-    assert row.plain is row.drafting is Served.OK
 
 
 def test_a_request_that_ends_an_engine_is_named() -> None:

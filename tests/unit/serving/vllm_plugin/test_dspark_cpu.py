@@ -20,7 +20,9 @@ from vllm.transformers_utils.configs.speculators.algos import (
     update_dspark,
 )
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from vllm.v1.spec_decode import dflash
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from components.errors import CheckpointError, ConfigError, EngineError
 from components.serving.vllm_plugin import cpu_sampling, dspark_cpu
@@ -54,6 +56,8 @@ def clean_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             monkeypatch.setattr(module, "DFlashProposer", plain)
     for name in ("expand_batch_to_tokens", "rejection_sample", "apply_top_k_top_p"):
         monkeypatch.setattr(rejection_sampler, name, getattr(rejection_sampler, name))
+    for owner, name in ((TopKTopPSampler, "forward_cpu"), (CachedRequestState, "__post_init__")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setitem(SUPPORTED_SPECULATORS_TYPES, "dspark", update_dspark)
     monkeypatch.setattr(
         Qwen3DSparkForCausalLM, "compute_logits", plain_compute_logits, raising=False
