@@ -23,7 +23,8 @@ from tests.support import wrong_drafts_plugin
 from tests.support.dspark_drafter import write_dspark
 from tests.support.dspark_serving import Completion, complete, serve
 
-pytestmark = pytest.mark.e2e
+# Long: the loop's own gate judges outputs on the real target in every run of the tests.
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MAX_TOKENS = 48
 DTYPE = native_dtype("cpu")
@@ -160,7 +161,6 @@ def test_greedy_output_is_the_same_with_and_without_the_drafter(
     assert accepted / steps > 0.1
 
 
-@pytest.mark.long
 def test_an_engine_that_keeps_one_wrong_draft_in_fifty_fails(
     real_target: Path, plain: Any, drafter: Path, tmp_path: Path
 ) -> None:
