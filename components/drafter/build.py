@@ -125,6 +125,9 @@ def load_drafter(checkpoint_path: Path, *, target_path: Path) -> Drafter:
 def _build(
     settings: DrafterSettings, layer_config: Any, target_path: Path, arguments: dict[str, Any]
 ) -> Any:
+    """One call for each algorithm: speculators' three classes take different arguments for the same
+    settings.
+    """
     if settings.algorithm == "eagle3":
         # Its checkpoints carry the embedding: speculators does not fill it in on loading, as for
         # DFlash and DSpark.
@@ -203,6 +206,7 @@ def choose_mask_token_id(target_path: Path) -> int:
 def _check_against_target(
     settings: DrafterSettings, config: Any, aux_layer_ids: tuple[int, ...]
 ) -> None:
+    """All that only the target's config can refuse, before any weights are made."""
     num_layers = int(config.num_hidden_layers)
     bad_aux = [layer for layer in aux_layer_ids if not 1 <= layer <= num_layers]
     if bad_aux or not aux_layer_ids or len(set(aux_layer_ids)) != len(aux_layer_ids):

@@ -299,6 +299,9 @@ def _read_extra(folder: Path) -> dict[str, Any]:
 def _finish(
     folder: Path, destination: Path, *, target: TargetRef, extra: dict[str, Any], **fields: Any
 ) -> CheckpointRef:
+    """The marker is written last, when everything that it stands for is on disk; the folder gets
+    its name after that.
+    """
     ref = CheckpointRef(
         path=str(destination),
         digest=digest_checkpoint(folder),

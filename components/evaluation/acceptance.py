@@ -165,6 +165,9 @@ def _shifted(progress: Progress | None, *, start: int, total: int) -> Progress |
 
 
 def _measurement(endpoint: ArmEndpoint, prompt: Prompt, answer: Completion) -> PromptMeasurement:
+    """What an answer tells; refused where engine and checkpoint disagree about drafting, for
+    another drafter's counters would be taken for this one's.
+    """
     speculation = answer.speculation
     if speculation is None:
         if endpoint.num_draft_tokens > 0:

@@ -85,6 +85,9 @@ async def _measure(
     settings: EvaluationSettings,
     progress: Progress | None,
 ) -> dict[str, tuple[SpeedPoint, ...]]:
+    """Every round is planned before the first begins, so that arms alternate and progress knows its
+    total.
+    """
     levels = sorted(set(settings.speed_requests_in_flight))
     plan = [
         (
@@ -127,6 +130,9 @@ def round_prompts(prompts: Sequence[Prompt], num_requests: int, index: int) -> l
 
 
 async def _round(client: EngineClient, prompts: Sequence[Prompt], requests_in_flight: int) -> Round:
+    """One arm's prompts at one load. Lanes share the prompts, so that the load stays up until they
+    run out.
+    """
     waiting = iter(prompts)
     answers: list[Completion] = []
 

@@ -189,6 +189,7 @@ def _serving_only(recipe: Recipe, levels: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _given_up(full: Amounts, chosen: Amounts) -> tuple[str, ...]:
+    """What is less than in the recipe, in words, in the order in which it is given up."""
     told = []
     if chosen.num_conversations < full.num_conversations:
         told.append(

@@ -381,6 +381,7 @@ def _complete(registry: Registry, release: Release, folder: str) -> None:
 
 
 def _read_release(registry: Registry, version: Any) -> Release:
+    """The record and the version's tags must say the same: either may have been changed by hand."""
     where = f"{version.name} version {version.version}"
     name = version.tags.get(_COMPLETE_TAG)
     if name is None:

@@ -71,6 +71,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        """What no section can check alone, for it takes two of them."""
         needed = self.curation.max_prompt_tokens + self.curation.max_answer_tokens
         if needed > self.engine.max_model_len:
             raise ValueError(

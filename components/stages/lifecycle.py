@@ -154,6 +154,9 @@ def write_lifecycle_report(run: Run, story: Story) -> LifecycleReport:
 
 
 def _build(run: Run, story: Story) -> LifecycleReport:
+    """A part is None where its stage was not reached, so that a run that failed has its report,
+    too.
+    """
     total_s = (now_utc() - run.started_at).total_seconds()
     stages = tuple(sorted(run.timings, key=lambda stage: stage.started_at))
     training = story.training

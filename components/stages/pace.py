@@ -61,6 +61,7 @@ def choose_amounts(run: Run, target: TargetRef) -> PacePlan | None:
 
 
 def _probe(run: Run, target: TargetRef, engine: Engine, pace: PaceSettings) -> MachineProbe:
+    """One measurement after the other: together they would slow each other down."""
     started_s = time.monotonic()
     config = json.loads((Path(target.path) / "config.json").read_text())
     answering = EngineProbe(

@@ -100,6 +100,9 @@ def _value(metadata: dict[str, Any], key: str, *, missing_ok: bool = False) -> A
 
 
 def _config(metadata: dict[str, Any], *, tied: bool) -> dict[str, Any]:
+    """The Hugging Face config of a Llama in GGUF. What the format can say and this conversion
+    cannot do is refused.
+    """
     architecture = _value(metadata, "general.architecture")
     if architecture != "llama":
         raise TargetError(
@@ -207,6 +210,9 @@ def _unpermute(weight_OI: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
+    """The byte-level BPE that the file describes. Another kind is refused: it would read text as
+    other tokens.
+    """
     kind = _value(metadata, "tokenizer.ggml.model")
     pre = _value(metadata, "tokenizer.ggml.pre", missing_ok=True)
     if kind != "gpt2" or (pre or "gpt-2") not in _SPLIT_PATTERNS:

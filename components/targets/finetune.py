@@ -137,6 +137,7 @@ def _train(
     learning_rate: float,
     progress: Progress | None,
 ) -> list[float]:
+    """A short, plain loop: what is wanted is a target that has changed, at a finite loss."""
     optimizer = torch.optim.AdamW(
         parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )

@@ -227,6 +227,9 @@ class _Run:
     async def _answer(
         self, conversation: Conversation, history: list[Message], client: AnswerClient
     ) -> Answer:
+        """From the shards where the same request was answered before under this fingerprint, else
+        from the engine: the whole request is the key, so that no other setting's answer is taken.
+        """
         temperature = temperature_of(conversation.id, self.settings.temperatures)
         request: dict[str, Any] = {
             "messages": [message.as_request() for message in history],

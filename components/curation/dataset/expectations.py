@@ -220,6 +220,9 @@ def _great_expectations() -> Any:
 def _expectations(
     gx: Any, settings: CurationSettings, vocab_size: int, max_tokens: int
 ) -> list[Any]:
+    """Long, for each line is a rule of the dataset: one that is critical ends the run, a warning is
+    told.
+    """
     e = gx.expectations
     critical = {"severity": "critical"}
     warning = {"severity": "warning"}

@@ -126,6 +126,9 @@ def _prompt_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]
 
 
 def _arm_differences(report: AcceptanceReport, asked: Asked) -> Iterator[str]:
+    """What the recipe asks for beside the candidate's prompts and the report lacks, a sentence
+    each: in one place, so that nothing that is asked for goes unchecked.
+    """
     evaluation = asked.recipe.evaluation
     if Arm.NO_DRAFT not in report.arms:
         yield "no plain engine beside the candidate"

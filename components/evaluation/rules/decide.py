@@ -173,6 +173,9 @@ def _results(
     settings: GateSettings,
     expected: TargetFingerprint | None,
 ) -> tuple[RuleResult, ...]:
+    """The rules in the order in which they are shown; those about a champion are left out where
+    there is none.
+    """
     results: list[RuleResult | None] = [
         rules.finite_figures(report),
         figures_hold(report),

@@ -109,6 +109,9 @@ def with_rivals(report: AcceptanceReport, rivals: Sequence[MeasuredRival]) -> Ac
 
 
 def _rival_report(report: AcceptanceReport, one: MeasuredRival) -> RivalReport:
+    """The rival over the candidate's prompts, each once: a mean over other prompts is no
+    comparison.
+    """
     measured = one.measured
     method = one.rival.method
     if measured.engine_version != report.engine_version:

@@ -279,6 +279,7 @@ def _program(spec: EngineSpec) -> list[str]:
 
 
 def _common_arguments(spec: EngineSpec) -> list[str]:
+    """What every engine gets, with a drafter or without, so that arms differ in drafting alone."""
     settings = spec.settings
     arguments = ["--served-model-name", spec.served_model_name]
     arguments += ["--host", HOST, "--port", str(spec.port)]

@@ -159,6 +159,9 @@ def _judge_statistics(
     gate_acceptance_length: float | None,
     min_draft_coverage: float | None,
 ) -> tuple[bool, str]:
+    """The rules that need a number of requests, after those that a single one decides; the first
+    that fails ends it.
+    """
     notes = [f"{candidate.num_errors} of {candidate.num_requests} failed"]
     enough = settings.min_requests_for_statistics
     coverage, length = candidate.draft_coverage, candidate.acceptance_length

@@ -76,6 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> _Parser:
+    """The options of all three forms: which of them go together is checked after parsing."""
     parser = _Parser(
         prog="dspark gate",
         description="Measure a drafter and decide on it.",

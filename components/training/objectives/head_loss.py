@@ -191,6 +191,9 @@ def _score(
     loss_weights: dict[str, float],
     wants_grad: bool,
 ) -> _ChunkScores:
+    """One chunk's losses, and their gradient by the logits in closed form: autograd would keep the
+    logits of every chunk.
+    """
     p_CV = targets.p_CV
     argmax_C1 = targets.argmax_C[:, None]
     normaliser_C = torch.logsumexp(logits_CV, dim=-1)
